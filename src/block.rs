@@ -1,0 +1,103 @@
+//! One packed sequence of tokens, and the batches that blocks are delivered in.
+//!
+//! Comes in: ids from packing. Goes out: ids, segment ids, position ids and labels, as trainers want them.
+//! Holds: segments cover the block from its start without gaps; what follows the last one is padding.
+//! Does not know: files, tokenizers, lanes.
+
+use crate::document::WindowPlace;
+
+/// One packed block of training input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Global number: the block belongs to lane `index % lanes` and is that lane's block `index / lanes`.
+    pub index: u64,
+    /// The lane it comes from.
+    pub lane: u32,
+    /// The source it comes from, as its place in the config.
+    pub source: u32,
+    /// Token ids, shape `[block_size]`.
+    pub input_ids: Vec<u32>,
+    /// The documents of the block, in order, each from where the one before ends.
+    pub segments: Vec<Segment>,
+}
+
+/// The part of one document that lies in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// End of the segment in the block, in tokens.
+    pub end: u32,
+    /// The document's window.
+    pub place: WindowPlace,
+    /// The document's index in its window's delivery order.
+    pub document: u32,
+    /// Index in the document of the segment's first token, BOS included.
+    pub token: u32,
+}
+
+impl Block {
+    /// An empty block with room for `block_size` ids.
+    pub fn new(index: u64, lane: u32, source: u32, block_size: usize) -> Self {
+        Block { index, lane, source, input_ids: Vec::with_capacity(block_size), segments: Vec::new() }
+    }
+
+    /// Tokens that are not padding.
+    pub fn tokens(&self) -> usize {
+        self.segments.last().map_or(0, |segment| segment.end as usize)
+    }
+
+    /// The segments with their start: `(range in the block, segment)`.
+    pub fn segment_ranges(&self) -> impl Iterator<Item = (std::ops::Range<usize>, &Segment)> {
+        let mut start = 0;
+        self.segments.iter().map(move |segment| {
+            let range = start..segment.end as usize;
+            start = range.end;
+            (range, segment)
+        })
+    }
+
+    /// Document of each token, shape `[block_size]`: 1-based in this block, 0 for padding.
+    pub fn segment_ids(&self) -> Vec<u32> {
+        let mut ids = vec![0; self.input_ids.len()];
+        for (number, (range, _)) in self.segment_ranges().enumerate() {
+            ids[range].fill(number as u32 + 1);
+        }
+        ids
+    }
+
+    /// Position of each token in its segment, shape `[block_size]`, from 0; 0 for padding.
+    pub fn position_ids(&self) -> Vec<u32> {
+        let mut ids = vec![0; self.input_ids.len()];
+        for (range, _) in self.segment_ranges() {
+            for (position, id) in ids[range].iter_mut().enumerate() {
+                *id = position as u32;
+            }
+        }
+        ids
+    }
+}
+
+/// `batch_size` blocks of one rank; fewer only at the end of a finite run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// Number of the batch on this rank since the run's first start, from 0.
+    pub step: u64,
+    /// The blocks, by rising global number.
+    pub blocks: Vec<Block>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two documents and padding: ids by hand.
+    #[test]
+    fn segment_and_position_ids() {
+        let mut block = Block::new(0, 0, 0, 6);
+        block.input_ids = vec![9; 6];
+        let segment = |end| Segment { end, place: WindowPlace::default(), document: 0, token: 0 };
+        block.segments = vec![segment(2), segment(5)];
+        assert_eq!(block.segment_ids(), [1, 1, 2, 2, 2, 0]);
+        assert_eq!(block.position_ids(), [0, 1, 0, 1, 2, 0]);
+        assert_eq!(block.tokens(), 5);
+    }
+}
