@@ -1,0 +1,522 @@
+//! The parallel driver: reading, decompressing, parsing and tokenizing run ahead on a pool of our own.
+//!
+//! Comes in: readers of all strands (a strand is one source in one lane). Goes out: each strand's encoded documents, in its
+//! order. Holds: what comes out is what the serial driver gives; everything ahead is bounded in bytes; an error, also a
+//! panic, comes at its place in the order; a wait is never longer than the stall timeout. Does not know: blocks, mixture.
+//!
+//! ```text
+//!                     caller's thread                                 pool (rayon)
+//!  next(strand) -> pops the strand's first piece          load:   read, decompress, find records, shuffle -> window
+//!               -> schedules what may run ahead  --task-->  encode: parse, tokenize a piece of a window  -> ids
+//!               <- takes what is done           <-channel--
+//! ```
+//!
+//! All decisions are the caller's thread's, so there are no locks but the queue of tasks and, in shards that can't be
+//! seeked, the shared decoder; a piece is some 100 KB of text, so neither shows. Tasks are taken by need: what
+//! will be delivered first is first. Why not a rayon scope or parallel iterators: the order of need crosses strands and
+//! changes as blocks are delivered. Loads of one group of lanes run one at a time while the group reads shards that
+//! can't be seeked: they share a decoder, and a worker that waits for another's decoder tokenizes nothing.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+
+use super::reader::{Context, LaneReader, LoadedWindow};
+use super::streams::StreamPool;
+use super::{Documents, RunOptions, lost};
+use crate::document::EncodedDocuments;
+use crate::error::{Error, ErrorKind, Result, panic_message};
+
+/// Bytes of records in a piece, about: enough that handing it over doesn't show, few enough that pieces of many lanes
+/// fit the caches.
+pub(super) const PIECE_BYTES: usize = 128 << 10;
+/// The same where many strands share what may run ahead.
+pub(super) const PIECE_BYTES_MIN: usize = 16 << 10;
+/// Bytes of records that all strands together run ahead, for each thread, where `runtime.memory` allows it.
+const AHEAD_BYTES_A_THREAD: usize = 4 << 20;
+/// How often a wait looks at the interrupt flag.
+const TICK: Duration = Duration::from_millis(50);
+
+pub(super) struct Parallel {
+    strands: Vec<Strand>,
+    shared: Arc<Shared>,
+    pool: rayon::ThreadPool,
+    results: Receiver<Done>,
+    /// Bytes of records each strand may have encoded or encoding, beyond the piece in use.
+    ahead_bytes: usize,
+    /// Bytes of records in a piece, about.
+    piece_bytes: usize,
+    /// Loads of a group that wait for the one that runs; present while one runs.
+    loading: BTreeMap<Group, VecDeque<usize>>,
+    /// Where the pool gets shards from that can't be seeked: whether a group's last load was from one.
+    on_stream: BTreeMap<Group, bool>,
+    stall_timeout: Duration,
+    interrupt: Arc<AtomicBool>,
+}
+
+/// What tasks share.
+struct Shared {
+    context: Arc<Context>,
+    streams: StreamPool,
+    tasks: Mutex<BinaryHeap<Task>>,
+    results: Sender<Done>,
+    /// Set when the driver is dropped: tasks not begun are not run.
+    closed: AtomicBool,
+    /// For tests: seed of delays, and a counter of tasks.
+    delays: Option<(u64, AtomicU64)>,
+    /// What the pool's threads are at, by thread: for the message of a stall.
+    running: Mutex<BTreeMap<usize, Running>>,
+}
+
+struct Running {
+    strand: usize,
+    since: Instant,
+    /// The shard of the documents that are tokenized; else something is read.
+    tokenizing: Option<Arc<str>>,
+}
+
+/// `(source, stage, group)`: lanes that share a decoder, in the epochs of a stage.
+type Group = (usize, usize, u32);
+
+struct Strand {
+    lane: u32,
+    /// The global block for which it is first needed.
+    turn: u64,
+    /// The group that the last load was for.
+    group: Group,
+    /// The shard that the reader is at, wherever the reader is.
+    reading: Arc<AtomicU64>,
+    /// The reader; away while a load runs, gone after the last window.
+    reader: Option<Box<LaneReader>>,
+    loading: bool,
+    /// Windows with pieces not yet handed out.
+    windows: VecDeque<PiecesLeft>,
+    /// Bytes of records in `windows` not yet handed out.
+    unscheduled: usize,
+    /// Pieces handed out, in order.
+    slots: VecDeque<Slot>,
+    /// Number of the first slot.
+    first_slot: u64,
+    /// Bytes of records in `slots`.
+    ahead: usize,
+    /// What comes after all slots and windows, when that is known: the end, or an error.
+    end: Option<Result<()>>,
+    /// Damage passed over before the end.
+    lost: Option<EncodedDocuments>,
+}
+
+struct PiecesLeft {
+    window: Arc<LoadedWindow>,
+    pieces: VecDeque<(Range<usize>, usize)>,
+}
+
+struct Slot {
+    bytes: usize,
+    shard: Arc<str>,
+    encoded: Option<EncodedDocuments>,
+}
+
+/// A task with its need: bytes of its strand that are delivered before it, then the strand's turn, then age.
+struct Task {
+    need: Reverse<(usize, u64, u64)>,
+    strand: usize,
+    work: Work,
+}
+
+enum Work {
+    Load(Box<LaneReader>),
+    Encode { window: Arc<LoadedWindow>, range: Range<usize>, slot: u64 },
+}
+
+enum Done {
+    /// The reader is gone after a panic.
+    Loaded {
+        strand: usize,
+        reader: Option<Box<LaneReader>>,
+        window: Box<Result<Option<LoadedWindow>>>,
+    },
+    Encoded {
+        strand: usize,
+        slot: u64,
+        encoded: EncodedDocuments,
+    },
+}
+
+impl PartialEq for Task {
+    fn eq(&self, other: &Self) -> bool {
+        self.need == other.need
+    }
+}
+impl Eq for Task {}
+impl PartialOrd for Task {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Task {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.need.cmp(&other.need)
+    }
+}
+
+impl Parallel {
+    /// A driver of `strands`: `(turn, reader)`, each of which may have so many bytes of records encoded ahead. The turn is the
+    /// global block for which a strand is first needed; none that is never needed is read before it is asked for.
+    ///
+    /// # Errors
+    /// `Internal` when threads can't be started.
+    pub fn new(
+        context: Arc<Context>,
+        streams: StreamPool,
+        strands: Vec<(u64, LaneReader)>,
+        threads: usize,
+        ahead_bytes: usize,
+        options: &RunOptions,
+    ) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("tokenmill-{i}"))
+            .build()
+            .map_err(|error| {
+                Error::new(ErrorKind::Internal, format!("can't start {threads} threads")).because(error)
+            })?;
+        let (sender, results) = unbounded();
+        let plan = &context.plan;
+        let stall_timeout = plan.config.runtime.stall_timeout.0;
+        let strands: Vec<Strand> = strands
+            .into_iter()
+            .map(|(turn, reader)| Strand {
+                lane: reader.lane(),
+                turn,
+                group: reader.group(plan),
+                reading: reader.reading.clone(),
+                reader: Some(Box::new(reader)),
+                loading: false,
+                windows: VecDeque::new(),
+                unscheduled: 0,
+                slots: VecDeque::new(),
+                first_slot: 0,
+                ahead: 0,
+                end: None,
+                lost: None,
+            })
+            .collect();
+        let shared = Shared {
+            context,
+            streams,
+            tasks: Mutex::default(),
+            results: sender,
+            closed: AtomicBool::new(false),
+            delays: options.test_delays.map(|seed| (seed, AtomicU64::new(0))),
+            running: Mutex::default(),
+        };
+        let mut driver = Parallel {
+            strands,
+            shared: Arc::new(shared),
+            pool,
+            results,
+            ahead_bytes,
+            piece_bytes: (ahead_bytes / 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES),
+            loading: BTreeMap::new(),
+            on_stream: BTreeMap::new(),
+            stall_timeout,
+            interrupt: options.interrupt.clone(),
+        };
+        let mut first: Vec<usize> = (0..driver.strands.len()).collect();
+        first.retain(|&strand| driver.strands[strand].turn != u64::MAX);
+        first.sort_by_key(|&strand| driver.strands[strand].turn);
+        for strand in first {
+            driver.schedule(strand);
+        }
+        Ok(driver)
+    }
+
+    /// Hands out what the strand may run ahead.
+    fn schedule(&mut self, index: usize) {
+        let strand = &mut self.strands[index];
+        while strand.ahead < self.ahead_bytes
+            && let Some(left) = strand.windows.front_mut()
+        {
+            let (range, bytes) = left.pieces.pop_front().expect("a window without pieces isn't kept");
+            let window = left.window.clone();
+            if left.pieces.is_empty() {
+                strand.windows.pop_front();
+            }
+            let slot = strand.first_slot + strand.slots.len() as u64;
+            let need = Reverse((strand.ahead / self.piece_bytes, strand.turn, slot));
+            strand.unscheduled -= bytes;
+            strand.ahead += bytes;
+            let shard = window.shard.name().clone();
+            strand.slots.push_back(Slot { bytes, shard, encoded: None });
+            self.shared
+                .clone()
+                .spawn(&self.pool, Task { need, strand: index, work: Work::Encode { window, range, slot } });
+        }
+        let short = strand.ahead + strand.unscheduled < 2 * self.ahead_bytes && strand.unscheduled < self.ahead_bytes;
+        if short && strand.end.is_none() && !strand.loading {
+            strand.loading = true;
+            let reader = strand.reader.as_ref().expect("a strand that isn't at its end has its reader between loads");
+            strand.group = reader.group(&self.shared.context.plan);
+            // A group's loads go one by one while they share a decoder, or may: the first load tells.
+            if self.on_stream.get(&strand.group).copied().unwrap_or(true) {
+                if let Some(waiting) = self.loading.get_mut(&strand.group) {
+                    waiting.push_back(index);
+                    return;
+                }
+                self.loading.insert(strand.group, VecDeque::new());
+            }
+            self.load(index);
+        }
+    }
+
+    fn load(&mut self, index: usize) {
+        let strand = &mut self.strands[index];
+        let reader = strand.reader.take().expect("a strand that isn't at its end has a reader, and one load at a time");
+        let need = Reverse(((strand.ahead + strand.unscheduled) / self.piece_bytes, strand.turn, 0));
+        self.shared.clone().spawn(&self.pool, Task { need, strand: index, work: Work::Load(reader) });
+    }
+
+    /// Takes in one result.
+    fn take(&mut self, done: Done) {
+        match done {
+            Done::Encoded { strand, slot, encoded } => {
+                let strand = &mut self.strands[strand];
+                let at = (slot - strand.first_slot) as usize;
+                strand.slots[at].encoded = Some(encoded);
+            }
+            Done::Loaded { strand: index, reader, window } => {
+                let strand = &mut self.strands[index];
+                strand.loading = false;
+                let group = strand.group;
+                if let Some(reader) = &reader {
+                    self.on_stream.insert(group, reader.on_stream);
+                }
+                match *window {
+                    Ok(Some(window)) => {
+                        let pieces: VecDeque<_> = window.pieces(self.piece_bytes).into();
+                        strand.unscheduled += pieces.iter().map(|(_, bytes)| bytes).sum::<usize>();
+                        if !pieces.is_empty() {
+                            strand.windows.push_back(PiecesLeft { window: Arc::new(window), pieces });
+                        }
+                        strand.reader = reader;
+                    }
+                    Ok(None) => {
+                        strand.lost = reader.and_then(|mut reader| lost(reader.take_lost()));
+                        strand.end = Some(Ok(()));
+                    }
+                    Err(error) => strand.end = Some(Err(error)),
+                }
+                if let Some(mut waiting) = self.loading.remove(&group) {
+                    if self.on_stream.get(&group).copied().unwrap_or(true) {
+                        if let Some(next) = waiting.pop_front() {
+                            self.loading.insert(group, waiting);
+                            self.load(next);
+                        }
+                    } else {
+                        for next in waiting {
+                            self.load(next);
+                        }
+                    }
+                }
+                self.schedule(index);
+            }
+        }
+    }
+
+    /// Waits for one result, as long as something can still come.
+    fn wait(&mut self, index: usize) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            if self.interrupt.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Interrupted, "the run was asked to stop"));
+            }
+            match self.results.recv_timeout(TICK.min(self.stall_timeout)) {
+                Ok(done) => {
+                    self.take(done);
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Timeout) if begin.elapsed() < self.stall_timeout => {}
+                Err(_) => return Err(self.stalled(index, begin.elapsed())),
+            }
+        }
+    }
+
+    /// What the strand waits for: what a thread does for it, or for another lane whose shard it shares, or else what keeps
+    /// the threads from it.
+    fn stalled(&self, index: usize, waited: Duration) -> Error {
+        let strand = &self.strands[index];
+        let plan = &self.shared.context.plan;
+        let running = self.shared.running.lock().expect("no panic happens while the table is held");
+        let group = |running: &&Running| self.strands[running.strand].group == strand.group;
+        let found = running
+            .values()
+            .find(|running| running.strand == index)
+            .or_else(|| running.values().filter(group).min_by_key(|running| running.since))
+            .or_else(|| running.values().min_by_key(|running| running.since));
+        let name = |strand: &Strand| plan.sources[strand.group.0].name().to_owned();
+        let mut detail = format!(
+            "nothing came for {} s (runtime.stall_timeout = {}) for source {:?}, lane {}",
+            waited.as_secs(),
+            plan.config.runtime.stall_timeout,
+            name(strand),
+            strand.lane
+        );
+        let mut shard = strand.slots.front().map(|slot| slot.shard.clone());
+        match found {
+            Some(running) => {
+                let at = &self.strands[running.strand];
+                let stage = if running.tokenizing.is_some() { "tokenizing" } else { "reading" };
+                detail += &format!(": stage {stage} since {} s", running.since.elapsed().as_secs());
+                if running.strand != index {
+                    detail += &format!(", for source {:?}, lane {}, which comes first", name(at), at.lane);
+                }
+                let location = |number: u64| plan.sources[at.group.0].manifest.shards.get(number as usize);
+                let read = location(at.reading.load(Ordering::Relaxed)).map(|entry| entry.location.as_str().into());
+                shard = running.tokenizing.clone().or(read).or(shard);
+            }
+            None => detail += ": no thread is at work",
+        }
+        if shard.is_none() {
+            let next = strand.reader.as_ref().and_then(|reader| reader.next_shard_index(plan));
+            let entry = next.map(|next| &plan.sources[strand.group.0].manifest.shards[next as usize]);
+            shard = entry.map(|entry| entry.location.as_str().into());
+        }
+        let error = Error::new(ErrorKind::Stall, detail);
+        match shard {
+            Some(shard) => error.in_shard(&shard),
+            None => error,
+        }
+    }
+}
+
+/// Bytes of records one of `strands` strands should run ahead.
+///
+/// With fewer than a piece, a strand has a single piece under way, and the next window is read when the last one is used up.
+pub(super) fn ahead_bytes(threads: usize, strands: usize) -> usize {
+    (threads * AHEAD_BYTES_A_THREAD / strands.max(1)).max(2 * PIECE_BYTES_MIN)
+}
+
+impl Documents for Parallel {
+    fn next(&mut self, index: usize, spent: Option<EncodedDocuments>) -> Result<Option<EncodedDocuments>> {
+        if let Some(spent) = spent {
+            self.shared.context.buffers.spent_piece(spent);
+        }
+        loop {
+            while let Ok(done) = self.results.try_recv() {
+                self.take(done);
+            }
+            let strand = &mut self.strands[index];
+            if let Some(front) = strand.slots.front_mut() {
+                if let Some(encoded) = front.encoded.take() {
+                    strand.ahead -= front.bytes;
+                    strand.slots.pop_front();
+                    strand.first_slot += 1;
+                    self.schedule(index);
+                    return Ok(Some(encoded));
+                }
+            } else if strand.windows.is_empty()
+                && let Some(end) = &strand.end
+            {
+                if let Some(lost) = strand.lost.take() {
+                    return Ok(Some(lost));
+                }
+                return end.clone().map(|()| None);
+            }
+            self.schedule(index);
+            self.wait(index)?;
+        }
+    }
+}
+
+impl Drop for Parallel {
+    fn drop(&mut self) {
+        // Tasks not begun are dropped; the pool's threads end by themselves, and nobody waits for one that is stuck.
+        self.shared.closed.store(true, Ordering::Relaxed);
+        if let Ok(mut tasks) = self.shared.tasks.lock() {
+            tasks.clear();
+        }
+    }
+}
+
+impl Shared {
+    fn spawn(self: Arc<Self>, pool: &rayon::ThreadPool, task: Task) {
+        self.tasks.lock().expect("no panic happens while the queue is held").push(task);
+        pool.spawn_fifo(move || self.run_one());
+    }
+
+    /// Runs the task that is needed first.
+    fn run_one(&self) {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        let task = self.tasks.lock().expect("no panic happens while the queue is held").pop();
+        let Some(Task { strand, work, .. }) = task else { return };
+        if let Some((seed, counter)) = &self.delays {
+            let random = crate::order::key(*seed, "delay", "", &[counter.fetch_add(1, Ordering::Relaxed)]);
+            std::thread::sleep(Duration::from_micros(random % 800));
+        }
+        let thread = rayon::current_thread_index().unwrap_or(0);
+        let tokenizing = match &work {
+            Work::Encode { window, .. } => Some(window.shard.name().clone()),
+            Work::Load(_) => None,
+        };
+        let running = || self.running.lock().expect("no panic happens while the table is held");
+        running().insert(thread, Running { strand, since: Instant::now(), tokenizing });
+        let done = self.run(strand, work);
+        running().remove(&thread);
+        // The driver may be gone.
+        let _ = self.results.send(done);
+    }
+
+    fn run(&self, strand: usize, work: Work) -> Done {
+        match work {
+            Work::Load(mut reader) => {
+                let (lane, reading) = (reader.lane(), reader.reading.clone());
+                let source = reader.source();
+                let loaded = catch_unwind(AssertUnwindSafe(move || {
+                    let window = reader.next(&self.context, Some(&self.streams));
+                    (reader, window)
+                }));
+                match loaded {
+                    Ok((reader, window)) => Done::Loaded { strand, reader: Some(reader), window: Box::new(window) },
+                    Err(panic) => {
+                        let shards = &self.context.plan.sources[source].manifest.shards;
+                        let shard = shards.get(reading.load(Ordering::Relaxed) as usize);
+                        let shard = shard.map(|entry| entry.location.as_str().into());
+                        let error = panicked("reading", &*panic, lane, shard.as_ref());
+                        Done::Loaded { strand, reader: None, window: Box::new(Err(error)) }
+                    }
+                }
+            }
+            Work::Encode { window, range, slot } => {
+                thread_local! {
+                    static SCRATCH: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+                }
+                let encoded = catch_unwind(AssertUnwindSafe(|| {
+                    SCRATCH.with_borrow_mut(|scratch| window.encode(&self.context, range, scratch))
+                }));
+                let encoded = encoded.unwrap_or_else(|panic| {
+                    let error = panicked("tokenizing", &*panic, window.lane, Some(window.shard.name()));
+                    EncodedDocuments { place: window.place, error: Some(error), ..EncodedDocuments::default() }
+                });
+                Done::Encoded { strand, slot, encoded }
+            }
+        }
+    }
+}
+
+/// A worker's panic as an error: our own bug, with what it was at.
+fn panicked(stage: &str, panic: &(dyn std::any::Any + Send), lane: u32, shard: Option<&Arc<str>>) -> Error {
+    let detail = format!("{stage} panicked in lane {lane}: {}", panic_message(panic));
+    let error = Error::new(ErrorKind::Internal, detail);
+    match shard {
+        Some(shard) => error.in_shard(shard),
+        None => error,
+    }
+}

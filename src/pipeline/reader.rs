@@ -1,0 +1,471 @@
+//! A lane's way through a source: window after window, over units, shards and epochs.
+//!
+//! Comes in: a place to start from. Goes out: [`LoadedWindow`]s in the lane's order, their documents shuffled.
+//! Holds: the sequence depends on plan, lane and place only, not on who asks or when. Does not know: tokens, threads.
+//!
+//! Damage that is passed over (`errors.bad_record = "skip"`) counts once, for the lane whose window it lies in, whether or
+//! not a record is left of that window; a shard that can't be opened counts for the lane of its first window. It goes
+//! with the lane's first window at or behind the damage, so a state that stands in a window has counted all damage up to
+//! that window, and a resume there counts what comes later only.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::buffers::Buffers;
+use super::streams::StreamPool;
+use crate::config::BadRecord;
+use crate::document::{EncodedDocument, EncodedDocuments, Loss, RecordRange, Window, WindowPlace};
+use crate::error::{Error, ErrorKind, Result};
+use crate::packing::Cursor;
+use crate::plan::Plan;
+use crate::shard::{Format, Shard, Start, UnitReader};
+use crate::source::Share;
+use crate::tokenizer::Tokenizer;
+
+/// Bad records whose places one piece keeps.
+const BAD_RECORDS_KEPT: usize = 8;
+
+/// What every stage of a run needs: the plan, the tokenizer, the shards that are open.
+pub(crate) struct Context {
+    pub plan: Arc<Plan>,
+    pub tokenizer: Arc<Tokenizer>,
+    pub buffers: Arc<Buffers>,
+    /// Open shards by source, stage and number, for as long as a lane holds them: a stage cuts a shard its own way.
+    shards: Mutex<BTreeMap<(usize, usize, u64), Weak<Shard>>>,
+}
+
+impl Context {
+    pub fn new(plan: Arc<Plan>, tokenizer: Arc<Tokenizer>) -> Self {
+        let bytes_max = (plan.config.runtime.memory.0 / 64) as usize;
+        Context { plan, tokenizer, buffers: Arc::new(Buffers::new(bytes_max)), shards: Mutex::default() }
+    }
+
+    /// The shard as the epoch's stage cuts it, opened unless some lane has it open.
+    pub fn open(&self, source: usize, epoch: u32, shard: u64) -> Result<Arc<Shard>> {
+        let stage = self.plan.sources[source].stage_at(epoch);
+        let key = (source, stage, shard);
+        let lock = || self.shards.lock().expect("no panic happens while the table is held");
+        if let Some(open) = lock().get(&key).and_then(Weak::upgrade) {
+            return Ok(open);
+        }
+        let open = Arc::new(self.plan.open_shard_in(source, shard, stage)?);
+        let mut shards = lock();
+        shards.retain(|_, shard| shard.strong_count() > 0);
+        shards.insert(key, Arc::downgrade(&open));
+        Ok(open)
+    }
+
+    /// Whether a shard that fails to open so is passed over: its content is damaged, or not what the source is said to hold.
+    fn passes_over_shard(&self, error: &Error) -> bool {
+        let skip = self.plan.config.errors.bad_record == BadRecord::Skip;
+        skip && matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config)
+    }
+}
+
+/// A window with its documents in delivery order.
+pub(crate) struct LoadedWindow {
+    /// The source's number in the plan.
+    source: usize,
+    pub lane: u32,
+    pub place: WindowPlace,
+    pub shard: Arc<Shard>,
+    /// The unit's number in the shard.
+    pub unit: u64,
+    pub window: Window,
+    /// The records of `window`, in delivery order.
+    pub order: Vec<RecordRange>,
+    /// Documents that are not wanted because they were delivered.
+    pub skip: usize,
+    /// Damage that was passed over since the window before.
+    pub lost: Vec<Error>,
+    /// Where the buffers go when they are spent.
+    buffers: Arc<Buffers>,
+}
+
+impl Drop for LoadedWindow {
+    fn drop(&mut self) {
+        self.buffers.spent_window(std::mem::take(&mut self.window), std::mem::take(&mut self.order));
+    }
+}
+
+impl LoadedWindow {
+    /// Cuts the wanted documents into runs of at least `bytes` bytes of records, the last one of what is left.
+    pub fn pieces(&self, bytes: usize) -> Vec<(Range<usize>, usize)> {
+        let mut pieces = Vec::new();
+        let mut start = self.skip;
+        let mut size = 0;
+        for i in self.skip..self.order.len() {
+            size += self.order[i].len as usize;
+            if size >= bytes || i + 1 == self.order.len() {
+                pieces.push((start..i + 1, size));
+                start = i + 1;
+                size = 0;
+            }
+        }
+        pieces
+    }
+
+    /// Tokenizes the documents of `range`; a bad record ends it, or is passed over, as the config says.
+    pub fn encode(&self, context: &Context, range: Range<usize>, scratch: &mut String) -> EncodedDocuments {
+        let records = &self.order[range.clone()];
+        let size: usize = records.iter().map(|record| record.len as usize).sum();
+        let mut encoded = EncodedDocuments { place: self.place, ..context.buffers.piece() };
+        if range.start == self.skip {
+            encoded.lost.clone_from(&self.lost);
+        }
+        encoded.ids.reserve(size / 3 + 2 * records.len());
+        encoded.documents.reserve(records.len());
+        for (record, index) in records.iter().zip(range) {
+            let text = if record.null {
+                let field = &context.plan.sources[self.source].options.text_field;
+                Err(Error::new(ErrorKind::BadRecord, format!("{field:?} is null, expected a string")))
+            } else {
+                self.shard.text(record.of(&self.window.bytes), scratch)
+            };
+            let before = encoded.ids.len();
+            let result = text.and_then(|text| {
+                context.tokenizer.encode_document(text, &mut encoded.ids)?;
+                Ok(text.len())
+            });
+            let mut document = EncodedDocument { index: index as u32, end: 0, text_bytes: 0, skipped: false };
+            match result {
+                Ok(text_bytes) => document.text_bytes = text_bytes as u32,
+                Err(error) => {
+                    encoded.ids.truncate(before);
+                    let error = self.locate(error, record);
+                    let skip = context.plan.config.errors.bad_record == BadRecord::Skip;
+                    if !skip || error.kind() != ErrorKind::BadRecord {
+                        encoded.error = Some(error);
+                        break;
+                    }
+                    if encoded.bad_records.len() < BAD_RECORDS_KEPT {
+                        encoded.bad_records.push(error);
+                    }
+                    document.skipped = true;
+                }
+            }
+            document.end = encoded.ids.len() as u32;
+            encoded.documents.push(document);
+        }
+        encoded
+    }
+
+    /// Adds shard, byte and record to an error about `record`.
+    fn locate(&self, error: Error, record: &RecordRange) -> Error {
+        let error = error.in_shard(self.shard.name());
+        let known = self.window.first_record.map(|first| first + u64::from(record.ordinal));
+        if self.shard.format() == Format::Parquet {
+            return match known {
+                Some(row) => error.at_record(row),
+                None => error,
+            };
+        }
+        let byte = self.window.byte_start + u64::from(record.start);
+        // Counting the records before is slow, so it is done for errors alone; where it fails, the byte has to do.
+        match known.map_or_else(|| self.shard.record_index(self.unit, byte).ok(), Some) {
+            Some(index) => error.at_record(index).at_byte(byte),
+            None => error.at_byte(byte),
+        }
+    }
+}
+
+/// Adds the record in which damage lies to an error that names the byte. Counting takes as long as reading did.
+pub(super) fn locate_damage(error: Error, shard: &Shard, unit: u64) -> Error {
+    match (error.kind(), error.place().record, error.place().byte) {
+        (ErrorKind::Corrupt, None, Some(byte)) => match shard.record_index(unit, byte) {
+            Ok(record) => error.at_record(record),
+            Err(_) => error,
+        },
+        _ => error,
+    }
+}
+
+/// Reads a lane's windows of one source.
+pub(crate) struct LaneReader {
+    source: usize,
+    lane: u32,
+    /// The next window to read.
+    place: WindowPlace,
+    /// Documents of that window that were delivered, and whether one more is partly delivered.
+    delivered: (u32, bool),
+    open: Option<OpenShard>,
+    /// Whether this epoch has given a record.
+    has_records: bool,
+    /// Whether the last shard was one that is read in order.
+    pub on_stream: bool,
+    /// The shard being read, as an index in the manifest: for who watches.
+    pub reading: Arc<AtomicU64>,
+    /// Damage that is to go with the next window, or with the end.
+    lost: Vec<Error>,
+    /// Damage in windows of the unit beyond the last one delivered.
+    losses: Vec<Loss>,
+    /// Damage up to this window of the unit was counted before the state was taken.
+    counted_to: Option<u64>,
+}
+
+/// No shard is being read.
+const NOTHING: u64 = u64::MAX;
+
+struct OpenShard {
+    share: Share,
+    shard: Arc<Shard>,
+    /// The unit being read and its number; none at a unit's border, and none where the pool reads.
+    unit: Option<(u64, UnitReader)>,
+}
+
+impl LaneReader {
+    /// A reader of what comes after `cursor`.
+    pub fn new(source: usize, lane: u32, cursor: &Cursor) -> Self {
+        let fresh = *cursor == Cursor { totals: cursor.totals, ..Cursor::default() };
+        LaneReader {
+            source,
+            lane,
+            place: cursor.place,
+            delivered: (cursor.document, cursor.token > 0),
+            open: None,
+            has_records: !fresh,
+            on_stream: true,
+            reading: Arc::new(AtomicU64::new(NOTHING)),
+            lost: Vec::new(),
+            losses: Vec::new(),
+            counted_to: (!fresh).then_some(cursor.place.window),
+        }
+    }
+
+    /// What the next window's decoder may be shared with: `(source, stage, group)`.
+    pub fn group(&self, plan: &Plan) -> (usize, usize, u32) {
+        let source = &plan.sources[self.source];
+        let stage = source.stage_at(self.place.epoch);
+        (self.source, stage, source.stage(stage).group(self.lane))
+    }
+
+    /// The lane's number.
+    pub fn lane(&self) -> u32 {
+        self.lane
+    }
+
+    /// The source's number in the plan.
+    pub fn source(&self) -> usize {
+        self.source
+    }
+
+    /// After the last window: the damage passed over since.
+    pub fn take_lost(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// The shard that the next call of [`LaneReader::next`] begins with.
+    pub fn next_shard_index(&self, plan: &Plan) -> Option<u64> {
+        let dealing = plan.sources[self.source].dealing_at(self.place.epoch);
+        let share = dealing.share(self.lane, self.place.epoch, self.place.walk)?;
+        Some(share.shard)
+    }
+
+    /// The next window, or `None` after the last epoch. Shards that are read in order come from `streams` where given,
+    /// else from a decoder of this reader's own.
+    ///
+    /// # Errors
+    /// What reading gives; `TooFewRecords` when a whole epoch gave this lane no record; `StateMismatch` when the place
+    /// it started from isn't there.
+    pub fn next(&mut self, context: &Context, streams: Option<&StreamPool>) -> Result<Option<LoadedWindow>> {
+        let result = self.advance(context, streams);
+        self.reading.store(NOTHING, Ordering::Relaxed);
+        result.map_err(|error| match error.kind() {
+            ErrorKind::Internal => error.and(&format!("lane {}", self.lane)),
+            _ => error,
+        })
+    }
+
+    fn advance(&mut self, context: &Context, streams: Option<&StreamPool>) -> Result<Option<LoadedWindow>> {
+        let planned = &context.plan.sources[self.source];
+        let max_epochs = planned.options.max_epochs;
+        loop {
+            if max_epochs > 0 && self.place.epoch >= max_epochs {
+                return Ok(None);
+            }
+            if self.open.is_none() {
+                match planned.dealing_at(self.place.epoch).share(self.lane, self.place.epoch, self.place.walk) {
+                    Some(share) => {
+                        self.reading.store(share.shard, Ordering::Relaxed);
+                        let shard = match context.open(self.source, share.epoch, share.shard) {
+                            Ok(shard) => shard,
+                            Err(error) if context.passes_over_shard(&error) => {
+                                if share.has_window(0) {
+                                    self.lost.push(error.and("the shard is passed over"));
+                                }
+                                self.next_shard()?;
+                                continue;
+                            }
+                            Err(error) => return Err(error),
+                        };
+                        self.on_stream = shard.is_stream();
+                        self.open = Some(OpenShard { share, shard, unit: None });
+                    }
+                    None => {
+                        self.end_epoch(context)?;
+                        continue;
+                    }
+                }
+            }
+            let open = self.open.as_mut().expect("opened above");
+            self.reading.store(open.share.shard, Ordering::Relaxed);
+            let (mut window, order) = context.buffers.window();
+            let start = Start { window: self.place.window, record: self.place.row };
+            let (found, unit) = match (open.shard.is_stream(), streams) {
+                (true, Some(streams)) => {
+                    let (found, losses) =
+                        streams.take(self.source, self.lane, &open.share, &open.shard, start, &mut window)?;
+                    self.losses.extend(losses);
+                    (found, 0)
+                }
+                (true, None) => {
+                    let (_, reader) = match &mut open.unit {
+                        Some(unit) => unit,
+                        none => none.insert((0, open.shard.read_unit(0, start)?)),
+                    };
+                    let found = reader
+                        .next_window(&mut window, &mut |w| open.share.has_window(w))
+                        .map_err(|error| locate_damage(error, &open.shard, 0))?;
+                    let losses = reader.take_losses().into_iter();
+                    self.losses.extend(losses.filter(|loss| open.share.has_window(loss.window)));
+                    (found, 0)
+                }
+                (false, _) => {
+                    if open.unit.is_none() {
+                        let dealing = planned.dealing_at(open.share.epoch);
+                        let unit = dealing.unit(&open.share, open.shard.units(), self.place.unit);
+                        open.unit = unit.map(|unit| Ok((unit, open.shard.read_unit(unit, start)?))).transpose()?;
+                    }
+                    match &mut open.unit {
+                        Some((unit, reader)) => {
+                            let found = reader
+                                .next_window(&mut window, &mut |_| true)
+                                .map_err(|error| locate_damage(error, &open.shard, *unit))?;
+                            self.losses.extend(reader.take_losses());
+                            (found, *unit)
+                        }
+                        None => {
+                            // The lane's share of this shard is at its end.
+                            self.next_shard()?;
+                            continue;
+                        }
+                    }
+                }
+            };
+            if let Some(counted_to) = self.counted_to {
+                self.losses.retain(|loss| loss.window > counted_to);
+            }
+            if found {
+                return self.loaded(context, window, order, unit).map(Some);
+            }
+            context.buffers.spent_window(window, order);
+            if open.shard.is_stream() {
+                self.next_shard()?;
+            } else {
+                open.unit = None;
+                self.end_unit();
+                self.expect_place_found()?;
+                self.place = WindowPlace { unit: self.place.unit + 1, window: 0, row: None, byte: 0, ..self.place };
+            }
+        }
+    }
+
+    fn loaded(
+        &mut self,
+        context: &Context,
+        window: Window,
+        mut order: Vec<RecordRange>,
+        unit: u64,
+    ) -> Result<LoadedWindow> {
+        let open = self.open.as_ref().expect("a window comes out of an open shard");
+        let row = if open.shard.format() == Format::Parquet { window.first_record } else { None };
+        let place = WindowPlace { window: window.index, row, byte: window.byte_start, ..self.place };
+        let (skip, partly) = self.delivered;
+        if window.index != self.place.window {
+            self.expect_place_found()?;
+        }
+        if skip as usize + usize::from(partly) > window.records.len() {
+            return Err(Error::new(
+                ErrorKind::StateMismatch,
+                format!(
+                    "the open window has {} records, expected more than {skip}: the data changed",
+                    window.records.len()
+                ),
+            )
+            .in_shard(open.shard.name())
+            .at_byte(window.byte_start));
+        }
+        self.delivered = (0, false);
+        self.has_records = true;
+        let index = window.index;
+        self.lost.extend(self.losses.extract_if(.., |loss| loss.window <= index).map(|loss| loss.error));
+        order.extend_from_slice(&window.records);
+        let dealing = context.plan.sources[self.source].dealing_at(open.share.epoch);
+        dealing.shuffle_window(&open.share, unit, window.index, &mut order);
+        let loaded = LoadedWindow {
+            source: self.source,
+            lane: self.lane,
+            place,
+            shard: open.shard.clone(),
+            unit,
+            window,
+            order,
+            skip: skip as usize,
+            lost: std::mem::take(&mut self.lost),
+            buffers: context.buffers.clone(),
+        };
+        self.place =
+            WindowPlace { window: place.window + 1, row: row.map(|row| row + loaded.order.len() as u64), ..place };
+        Ok(loaded)
+    }
+
+    /// After the window that a resume starts from was passed over: it must have been a mere position.
+    fn expect_place_found(&self) -> Result<()> {
+        if self.delivered == (0, false) {
+            return Ok(());
+        }
+        let detail = format!("there is no window {} where the checkpoint stands: the data changed", self.place.window);
+        let error = Error::new(ErrorKind::StateMismatch, detail);
+        Err(match &self.open {
+            Some(open) => error.in_shard(open.shard.name()).at_byte(self.place.byte),
+            None => error,
+        })
+    }
+
+    /// What is left of the unit's damage goes with whatever comes next.
+    fn end_unit(&mut self) {
+        self.lost.extend(self.losses.drain(..).map(|loss| loss.error));
+        self.counted_to = None;
+    }
+
+    fn next_shard(&mut self) -> Result<()> {
+        self.end_unit();
+        self.expect_place_found()?;
+        self.open = None;
+        self.place = WindowPlace { epoch: self.place.epoch, walk: self.place.walk + 1, ..WindowPlace::default() };
+        Ok(())
+    }
+
+    fn end_epoch(&mut self, context: &Context) -> Result<()> {
+        if !std::mem::take(&mut self.has_records) {
+            let plan = &context.plan;
+            return Err(Error::new(
+                ErrorKind::TooFewRecords,
+                format!(
+                    "epoch {} of source {:?} ({} shards, {} bytes) has no record for lane {}, expected at least one for \
+                     each of {} lanes: lower `lanes`",
+                    self.place.epoch,
+                    plan.sources[self.source].name(),
+                    plan.sources[self.source].manifest.shards.len(),
+                    plan.sources[self.source].manifest.bytes(),
+                    self.lane,
+                    plan.config.lanes,
+                ),
+            ));
+        }
+        self.place = WindowPlace { epoch: self.place.epoch + 1, ..WindowPlace::default() };
+        Ok(())
+    }
+}
