@@ -1,0 +1,19 @@
+//! Integration tests: one binary, a mod for each kind. The list is the index; tests/README.md says what belongs where.
+
+mod cli;
+mod configs;
+mod corpus;
+mod damage;
+mod determinism;
+mod even;
+mod faults;
+mod golden;
+mod locate;
+mod memory;
+mod oracle;
+mod properties;
+mod reconfigure;
+mod resume;
+mod skip;
+mod storage;
+mod store;
