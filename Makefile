@@ -1,0 +1,85 @@
+# What CI runs, by name. Builds go to a folder outside the checkout, so that a fresh clone finds them again; set
+# CARGO_TARGET_DIR to have them elsewhere. All targets work from a fresh clone and ask nothing.
+
+CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/tokenmill
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+PYTHON ?= python3
+
+BINARY := $(CARGO_TARGET_DIR)/release/tokenmill
+REQUIREMENTS := tests/oracle/requirements.txt
+# A virtual environment for each content of the requirements and each Python.
+VENV = $(CACHE)/venv-$(shell { cat $(REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+
+.PHONY: help test test-rust test-oracle fuzz fuzz-lock lint quickstart venv clean bench-peers
+
+help:
+	@echo "make test        everything that CI runs, apart from lint"
+	@echo "make test-rust   the Rust tests alone"
+	@echo "make test-oracle the checks against Hugging Face tokenizers alone"
+	@echo "make fuzz        each fuzz target for FUZZ_SECONDS (20), with what was found before"
+	@echo "make lint        cargo fmt --check and clippy, warnings being errors"
+	@echo "make quickstart  run configs/quickstart.toml into blocks.npy"
+	@echo "make bench-peers PEERS=.. CORPUS=.. TOKENIZERS=..  speed beside other tools"
+	@echo "make clean       remove what the quickstart wrote; builds and caches outside the checkout stay"
+
+test: test-rust test-oracle
+
+test-rust:
+	cargo test --release --workspace
+
+test-oracle: venv
+	cargo build --release
+	@set -e; for check in $(wildcard tests/oracle/*.py); do "$(VENV)/bin/python" $$check --binary "$(BINARY)"; done
+
+# The fuzz crate is a workspace of its own, of the same locked versions, and only tokenmill itself is compiled anew for it, with
+# coverage counters. What a run finds interesting is kept beside the builds; what fails, too.
+FUZZ := $(CARGO_TARGET_DIR)/fuzz
+FUZZ_SECONDS ?= 20
+FUZZ_TARGETS ?= $(basename $(notdir $(wildcard tests/fuzz/targets/*.rs)))
+
+fuzz: fuzz-lock
+	RUSTC_WRAPPER="$(CURDIR)/tests/fuzz/rustc.sh" CARGO_INCREMENTAL=0 \
+		cargo build --release --manifest-path tests/fuzz/Cargo.toml
+	"$(CARGO_TARGET_DIR)/release/seeds" "$(FUZZ)/seeds"
+	@set -e; for target in $(FUZZ_TARGETS); do \
+		mkdir -p "$(FUZZ)/corpus/$$target" "$(FUZZ)/failures"; \
+		log="$(FUZZ)/$$target.log"; \
+		"$(CARGO_TARGET_DIR)/release/$$target" -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 \
+			-malloc_limit_mb=512 -max_len=4096 -artifact_prefix="$(FUZZ)/failures/$$target-" \
+			"$(FUZZ)/corpus/$$target" "$(FUZZ)/seeds/$$target" >"$$log" 2>&1 \
+			|| { tail -n 60 "$$log"; echo "fuzz: $$target failed; its input is in $(FUZZ)/failures, all output in $$log" >&2; exit 1; }; \
+		echo "fuzz: $$target: $$(tail -n 1 "$$log")"; \
+	done
+
+fuzz-lock:
+	@cp Cargo.lock tests/fuzz/Cargo.lock
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --release --workspace --all-targets -- -D warnings
+	cargo fmt --manifest-path tests/fuzz/Cargo.toml --check
+
+quickstart:
+	cargo run --release -- run configs/quickstart.toml --out blocks.npy
+
+venv:
+	@if [ ! -f "$(VENV)/.ready" ]; then \
+		echo "installing $(REQUIREMENTS) into $(VENV)"; \
+		rm -rf "$(VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(VENV)" && \
+		"$(VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) && \
+		touch "$(VENV)/.ready"; \
+	fi
+
+# Beside other tools, where their scripts are: PEERS, CORPUS (english, multi, code) and TOKENIZERS (NAME.json) name the folders.
+PEERS ?= ../shared/peers
+PEERS_VENV = $(CACHE)/venv-peers
+bench-peers:
+	@if [ ! -d "$(PEERS)" ]; then echo "no peers at $(PEERS): nothing to compare with"; exit 0; fi; \
+	if [ -z "$(CORPUS)" ] || [ -z "$(TOKENIZERS)" ]; then echo "set CORPUS=folder TOKENIZERS=folder"; exit 2; fi; \
+	set -e; cargo build --release; \
+	if [ ! -f "$(PEERS_VENV)/.ready" ]; then $(PYTHON) -m venv "$(PEERS_VENV)"; \
+		"$(PEERS_VENV)/bin/python" -m pip install -q -r benches/peers-requirements.txt; touch "$(PEERS_VENV)/.ready"; fi; \
+	"$(PEERS_VENV)/bin/python" benches/peers.py --binary "$(BINARY)" --peers "$(PEERS)" --corpus "$(CORPUS)" --tokenizers "$(TOKENIZERS)"
+
+clean:
+	rm -f blocks.npy
