@@ -35,7 +35,7 @@ use crate::error::{Error, ErrorKind, Result, panic_message};
 
 /// Bytes of records in a piece, about: enough that handing it over doesn't show, few enough that pieces of many lanes
 /// fit the caches.
-pub(super) const PIECE_BYTES: usize = 128 << 10;
+const PIECE_BYTES: usize = 128 << 10;
 /// The same where many strands share what may run ahead.
 pub(super) const PIECE_BYTES_MIN: usize = 16 << 10;
 /// Bytes of records that all strands together run ahead, for each thread, where `runtime.memory` allows it.
@@ -222,7 +222,7 @@ impl Parallel {
             pool,
             results,
             ahead_bytes,
-            piece_bytes: (ahead_bytes / 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES),
+            piece_bytes: piece_bytes(ahead_bytes),
             loading: BTreeMap::new(),
             on_stream: BTreeMap::new(),
             stall_timeout,
@@ -400,6 +400,11 @@ impl Parallel {
 /// With fewer than a piece, a strand has a single piece under way, and the next window is read when the last one is used up.
 pub(super) fn ahead_bytes(threads: usize, strands: usize) -> usize {
     (threads * AHEAD_BYTES_A_THREAD / strands.max(1)).max(2 * PIECE_BYTES_MIN)
+}
+
+/// Bytes of records in a piece, about, where a strand may have so many ahead.
+pub(super) fn piece_bytes(ahead_bytes: usize) -> usize {
+    (ahead_bytes / 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES)
 }
 
 impl Documents for Parallel {
