@@ -122,7 +122,8 @@ struct Slot {
     encoded: Option<EncodedDocuments>,
 }
 
-/// A task with its need: bytes of its strand that are delivered before it, then the strand's turn, then age.
+/// A task with its need: pieces of its strand that are delivered before it (0 for a load), then the strand's turn, then
+/// age.
 struct Task {
     need: Reverse<(usize, u64, u64)>,
     strand: usize,
@@ -278,7 +279,9 @@ impl Parallel {
     fn load(&mut self, index: usize) {
         let strand = &mut self.strands[index];
         let reader = strand.reader.take().expect("a strand that isn't at its end has a reader, and one load at a time");
-        let need = Reverse(((strand.ahead + strand.unscheduled) / self.piece_bytes, strand.turn, 0));
+        // Before all but what is waited for: lanes come to the ends of their windows at about the same time, and where they
+        // share a decoder, one thread has to be at it while the others still have something to encode.
+        let need = Reverse((0, strand.turn, 0));
         self.shared.clone().spawn(&self.pool, Task { need, strand: index, work: Work::Load(reader) });
     }
 
