@@ -1,8 +1,8 @@
 //! The texts on which the fast engine has to give the reference's ids before it is used.
 //!
 //! Comes in: a definition, for the literals of its added tokens. Goes out: texts, short ones first, then all of them as one.
-//! Holds: small enough to take a few milliseconds; no text is as long as 64 KiB, from which on the fast engine starts
-//! threads. Does not know: engines.
+//! Holds: small enough to take a few milliseconds once the engines are warm; no text is as long as 64 KiB, from which on the
+//! fast engine would cut it over several threads. Does not know: engines.
 
 use super::definition::Definition;
 

@@ -13,6 +13,7 @@ mod memory;
 mod oracle;
 mod properties;
 mod reconfigure;
+mod regressions;
 mod resume;
 mod skip;
 mod storage;
