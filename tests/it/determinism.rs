@@ -1,6 +1,13 @@
 //! The stream is a function of config, data, tokenizer and seed: not of threads, timing or the number of ranks.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenmill::error::Result;
+use tokenmill::plan::Plan;
+use tokenmill::storage::{Listed, LocalStore, Object, Store};
 
 use crate::corpus::*;
 
@@ -115,5 +122,38 @@ fn shares_follow_the_weights() {
             let error = found - weight * 8.0 * f64::from(step);
             assert!(error.abs() <= 8.0, "step {step}: {given:?}");
         }
+    }
+}
+
+/// A store that lists what it has in the order in which it happens to have it, and another at each call.
+#[derive(Debug, Default)]
+struct Unsorted(AtomicU64);
+
+impl Store for Unsorted {
+    fn list(&self, patterns: &[String], base: &Path) -> Result<Vec<Listed>> {
+        let mut listed = LocalStore.list(patterns, base)?;
+        tokenmill::order::shuffle(&mut listed, self.0.fetch_add(1, Ordering::Relaxed));
+        Ok(listed)
+    }
+
+    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        LocalStore.open(location)
+    }
+}
+
+/// The order in which a store lists its objects, and that of sources in the config, are not in the stream.
+#[test]
+fn order_of_a_listing_changes_nothing() {
+    let corpus = corpus();
+    let plan = corpus.plan(HEAD);
+    let names: Vec<&str> = plan.sources[2].manifest.shards.iter().map(|shard| &*shard.name).collect();
+    assert!(names.len() == 35 && names.is_sorted(), "{names:?}");
+    let expected = take(&mut start(&plan, SERIAL, None).expect("a fresh run"), 40);
+    let store = Arc::new(Unsorted::default());
+    for round in 0..3 {
+        let mut config = corpus.config(HEAD);
+        config.source.rotate_left(round);
+        let plan = Arc::new(Plan::with_store(&config, store.clone()).expect("the sources are there"));
+        assert!(take(&mut start(&plan, SERIAL, None).expect("a fresh run"), 40) == expected, "round {round}");
     }
 }
