@@ -11,8 +11,8 @@
 //!
 //! ```text
 //! 32 lanes, 1 source, 2 threads, windows of 800 KiB             a strand     32 strands
-//! windows   2.5 * 2 windows + 256 KiB ahead + a piece + buffers    4.5 MiB       143 MiB
-//! ids       8/3 bytes a byte ahead and in use                      1.0 MiB        32 MiB
+//! windows   2.5 * 2 windows + 512 KiB ahead + a piece + buffers    4.8 MiB       153 MiB
+//! ids       8/3 bytes a byte ahead and in use                      1.7 MiB        53 MiB
 //! ```
 //!
 //! With less memory a strand runs less ahead; in the end it holds one window and one piece, and reads the next window when
@@ -283,8 +283,8 @@ mod tests {
         let (_folder, plan) = plan(&[("a.jsonl", 100 << 20)], &["tokenizer.path=gpt2"]);
         let got = predict_memory(&plan, 0, 1, 2).expect("a prediction");
         assert_eq!(got.strands, 32);
-        assert_eq!(got.windows, 32 * (5 * (800 << 10) + (256 << 10) + (128 << 10) + READER_BYTES));
-        assert_eq!(got.ids, 32 * (384 << 10) * 8 / 3);
+        assert_eq!(got.windows, 32 * (5 * (800 << 10) + (512 << 10) + (128 << 10) + READER_BYTES));
+        assert_eq!(got.ids, 32 * (640 << 10) * 8 / 3);
         assert_eq!((got.decoders, got.kept), (0, 0));
         assert_eq!(got.total, got.windows + got.ids + got.tokenizer / 4 * 3 + got.rest);
     }

@@ -39,7 +39,7 @@ const PIECE_BYTES: usize = 128 << 10;
 /// The same where many strands share what may run ahead.
 pub(super) const PIECE_BYTES_MIN: usize = 16 << 10;
 /// Bytes of records that all strands together run ahead, for each thread, where `runtime.memory` allows it.
-const AHEAD_BYTES_A_THREAD: usize = 4 << 20;
+const AHEAD_BYTES_A_THREAD: usize = 8 << 20;
 /// How often a wait looks at the interrupt flag.
 const TICK: Duration = Duration::from_millis(50);
 

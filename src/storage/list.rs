@@ -52,7 +52,11 @@ pub fn list(patterns: &[String], base: &Path) -> Result<Vec<Listed>> {
             add(&mut found, location, name)
         })?;
         if !matched {
-            return Err(Error::new(ErrorKind::NotFound, format!("no file matches {pattern:?} in {}", base.display())));
+            let folder = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("no file matches {pattern:?} in {}", folder.display()),
+            ));
         }
     }
     // Two spellings of one file are one file: the first name in the order of bytes stays.
@@ -257,6 +261,8 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::NotFound);
             assert!(error.detail().contains(pattern), "{error}");
         }
+        let error = names(&["no-such-*.jsonl"], Path::new("")).expect_err("nothing here has that name");
+        assert!(error.detail().ends_with(" in ."), "{error}");
         assert_eq!(names(&["."], folder.path()).expect_err("a folder").kind(), ErrorKind::Read);
         assert_eq!(names(&["a{b"], folder.path()).expect_err("malformed").kind(), ErrorKind::Config);
     }

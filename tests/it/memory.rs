@@ -111,7 +111,7 @@ fn runtime_memory_takes_effect() {
     println!("peak {} and {}", peak(&large), peak(&small));
     assert!(peak(&small) + (4 << 20) < peak(&large), "{} and {}", peak(&small), peak(&large));
     assert_eq!(plan["memory"]["ahead_bytes"], 1, "{plan}");
-    assert_eq!(all["memory"]["ahead_bytes"], 256 << 10, "{all}");
+    assert_eq!(all["memory"]["ahead_bytes"], 512 << 10, "{all}");
     for arguments in [vec!["run"], vec!["plan"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_tokenmill"))
             .args(arguments)
