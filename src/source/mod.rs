@@ -185,11 +185,13 @@ impl Manifest {
     }
 }
 
-/// How many shards each mark is over: rising, the last one all of `count`.
+/// How many shards each mark is over: rising, the last one all of `count`; none for no shards.
 fn mark_positions(count: u64) -> Vec<u64> {
     let mut positions: Vec<u64> =
         (1..=MARKS).map(|k| (u128::from(k) * u128::from(count)).div_ceil(u128::from(MARKS)) as u64).collect();
     positions.dedup();
+    // A checkpoint may say that there were no shards.
+    positions.retain(|position| *position > 0);
     positions
 }
 
@@ -234,6 +236,22 @@ mod tests {
 
     fn numbered(count: u64) -> Shards {
         (0..count).map(|i| (format!("{i:04}"), 100 + i)).collect()
+    }
+
+    /// A count that no run writes, but a damaged checkpoint may hold, is no panic: marks of another length are none, and where
+    /// there were no shards all of today's differ.
+    #[test]
+    fn marks_of_no_shards() {
+        let now = manifest(numbered(3));
+        assert_eq!(now.marks(0), "");
+        let found = now.first_difference(0, "").expect("no marks are the marks of no shards");
+        assert_eq!((found.shards, found.names, found.sizes), ((0, 0), false, false));
+        for count in [0, 1, 2, 9, u64::MAX] {
+            assert!(now.first_difference(count, "0123456").is_none());
+            for marks in [8, 16, 64] {
+                now.first_difference(count, &"0".repeat(marks));
+            }
+        }
     }
 
     /// Every single change, at every place, of manifests of every size: the place is among those that are named.
