@@ -16,7 +16,7 @@
 //! prefixes, up to two blocks.
 //!
 //! ```text
-//! weights 3 : 1    lane 0:  A A B A  A A B A      lane 1:  A B A A  A B A A
+//! weights 3 : 1    lane 0:  A A B A  A A B A      lane 1:  B A A A  B A A A
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -141,6 +141,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Which source comes first among those that are owed alike is part of the stream, so it is written down.
+    #[test]
+    fn ties_are_pinned() {
+        let check = |weights: &[u64], lane: u32, expected: &str| {
+            let found: String = run(weights, lane, 24).iter().map(|&source| (b'A' + source as u8) as char).collect();
+            assert_eq!(found, expected, "{weights:?}, lane {lane}");
+        };
+        check(&[3, 1], 0, "AABAAABAAABAAABAAABAAABA");
+        check(&[3, 1], 1, "BAAABAAABAAABAAABAAABAAA");
+        check(&[1, 1, 1], 0, "ABCABCABCABCABCABCABCABC");
+        check(&[1, 1, 1], 1, "BCABCABCABCABCABCABCABCA");
+        check(&[5, 3, 2], 0, "ABACABACABABACABACABABAC");
+        check(&[5, 3, 2], 7, "ABCAABACBAABCAABACBAABCA");
+        check(&[1, 1, 1, 1], 2, "CDABCDABCDABCDABCDABCDAB");
     }
 
     /// A source without weight gives nothing; none at all is no source.
