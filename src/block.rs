@@ -6,6 +6,9 @@
 
 use crate::document::WindowPlace;
 
+/// The label of a token that is not trained: the index that PyTorch's cross-entropy ignores by default.
+pub const IGNORED: i64 = -100;
+
 /// One packed block of training input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
@@ -74,6 +77,14 @@ impl Block {
         }
         ids
     }
+
+    /// Training target of each token, shape `[block_size]`, unshifted as Hugging Face models expect: the token's own id, and
+    /// [`IGNORED`] where nothing is trained, which is padding.
+    pub fn labels(&self) -> Vec<i64> {
+        let mut labels: Vec<i64> = self.input_ids.iter().map(|id| i64::from(*id)).collect();
+        labels[self.tokens()..].fill(IGNORED);
+        labels
+    }
 }
 
 /// `batch_size` blocks of one rank; fewer only at the end of a finite run.
@@ -89,7 +100,7 @@ pub struct Batch {
 mod tests {
     use super::*;
 
-    /// Two documents and padding: ids by hand.
+    /// Two documents and padding: ids and labels by hand.
     #[test]
     fn segment_and_position_ids() {
         let mut block = Block::new(0, 0, 0, 6);
@@ -98,6 +109,7 @@ mod tests {
         block.segments = vec![segment(2), segment(5)];
         assert_eq!(block.segment_ids(), [1, 1, 2, 2, 2, 0]);
         assert_eq!(block.position_ids(), [0, 1, 0, 1, 2, 0]);
+        assert_eq!(block.labels(), [9, 9, 9, 9, 9, IGNORED]);
         assert_eq!(block.tokens(), 5);
     }
 }
