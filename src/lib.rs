@@ -31,6 +31,7 @@
 //! mixture      which source gives a lane's next block
 //! pipeline     all of it, serially or ahead on threads, lane by lane in the global order
 //! state        cursors as a checkpoint
+//! report       what a run did
 //! ```
 //! `error`, `document`, `block`, `order` and `size` are what the stages share; `config` is what was written, `plan` what will run.
 //! Stages don't import each other; they meet in `document` and `block`, and `pipeline` wires them.
@@ -72,6 +73,7 @@ pub mod order;
 pub mod packing;
 pub mod pipeline;
 pub mod plan;
+pub mod report;
 pub mod shard;
 pub mod size;
 pub mod source;

@@ -69,8 +69,13 @@ pub struct RunOptions {
     pub rank: u32,
     /// Number of ranks; 0 is taken as 1.
     pub world_size: u32,
+    /// Of this rank's lanes those that are delivered, rising: a part of the rank's work, as a worker process of a data loader has.
+    /// `None`: all of them.
+    pub lanes: Option<Vec<u32>>,
     /// Run on the caller's thread alone, with nothing read ahead.
     pub serial: bool,
+    /// Worker threads, in place of `runtime.threads` of the config; 0: as the config says.
+    pub threads: u32,
     /// Batches that are passed over, by [`Pipeline::step`]: read, tokenized and packed as always, but not delivered, so the
     /// batches after them are what they would have been. Ranges begun are kept in the checkpoint, so a resume in the middle of
     /// one goes on passing over it; all ranks must be given the same.
@@ -82,9 +87,23 @@ pub struct RunOptions {
     pub even_counts: Option<Arc<BlockCounts>>,
     /// Set it to make a waiting [`Pipeline::next_batch`] return an `Interrupted` error soon; the call may be repeated.
     pub interrupt: Arc<AtomicBool>,
+    /// Asked about every 50 ms while [`Pipeline::next_batch`] waits.
+    pub poll: Option<Poll>,
     /// Seed of random delays before each task: for tests, which show that timing changes nothing.
     #[doc(hidden)]
     pub test_delays: Option<u64>,
+}
+
+/// A question that a waiting pipeline asks on the caller's thread: whether to return an `Interrupted` error.
+///
+/// For callers who can't set [`RunOptions::interrupt`] from elsewhere: Python's signals wait for its main thread to look.
+#[derive(Clone)]
+pub struct Poll(pub Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for Poll {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Poll")
+    }
 }
 
 /// Counts of one source on this rank.
@@ -156,6 +175,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// * `Config` - the world size doesn't divide the lanes; `runtime.memory` is too small for this rank's lanes and sources.
+    /// * `Config` - `options.lanes` aren't rising lanes of the rank, or come with `options.even`.
     /// * `Config` - `options.even` for a run that has no end; `options.skip` names batches that were delivered.
     /// * `StateMismatch` - the checkpoint is of another run, or lacks lanes; the detail lists every difference.
     pub fn new(
@@ -165,10 +185,17 @@ impl Pipeline {
         from: Option<&Checkpoint>,
     ) -> Result<Self> {
         let options = RunOptions { world_size: options.world_size.max(1), ..options };
-        let owned = plan.lanes_of(options.rank, options.world_size)?;
+        let owned = match &options.lanes {
+            None => plan.lanes_of(options.rank, options.world_size)?,
+            Some(lanes) => part_of(lanes, &plan.lanes_of(options.rank, options.world_size)?)?,
+        };
         let Some(even) = options.even else {
             return Pipeline::of_lanes(plan, tokenizer, options, &owned, from);
         };
+        if options.lanes.is_some() {
+            let detail = "some of a rank's lanes can't be made even with other ranks, expected all";
+            return Err(Error::new(ErrorKind::Config, detail));
+        }
         // Counted before this rank's own readers run ahead.
         let counts = match &options.even_counts {
             Some(counts) => counts.clone(),
@@ -216,7 +243,7 @@ impl Pipeline {
         let documents: Box<dyn Documents> = if options.serial {
             Box::new(Serial::new(context, readers.into_iter().map(|(_, reader)| reader).collect()))
         } else {
-            let threads = match plan.config.runtime.threads {
+            let threads = match if options.threads == 0 { plan.config.runtime.threads } else { options.threads } {
                 0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
                 threads => threads as usize,
             };
@@ -588,6 +615,16 @@ fn first_turns(plan: &Plan, lanes: &[Lane]) -> VecDeque<u64> {
         turns.extend(first);
     }
     turns
+}
+
+/// `lanes`, if they are some of the rank's.
+fn part_of(lanes: &[u32], owned: &[u32]) -> Result<Vec<u32>> {
+    let rising = lanes.windows(2).all(|pair| pair[0] < pair[1]);
+    if lanes.is_empty() || !rising || !lanes.iter().all(|lane| owned.binary_search(lane).is_ok()) {
+        let detail = format!("the lanes to deliver are {}, expected some of {}", lane_list(lanes), lane_list(owned));
+        return Err(Error::new(ErrorKind::Config, detail));
+    }
+    Ok(lanes.to_vec())
 }
 
 /// Where a run goes on.

@@ -29,7 +29,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use super::reader::{Context, LaneReader, LoadedWindow};
 use super::streams::StreamPool;
-use super::{Documents, RunOptions, lost};
+use super::{Documents, Poll, RunOptions, lost};
 use crate::document::EncodedDocuments;
 use crate::error::{Error, ErrorKind, Result, panic_message};
 
@@ -58,6 +58,7 @@ pub(super) struct Parallel {
     on_stream: BTreeMap<Group, bool>,
     stall_timeout: Duration,
     interrupt: Arc<AtomicBool>,
+    poll: Option<Poll>,
 }
 
 /// What tasks share.
@@ -228,6 +229,7 @@ impl Parallel {
             on_stream: BTreeMap::new(),
             stall_timeout,
             interrupt: options.interrupt.clone(),
+            poll: options.poll.clone(),
         };
         let mut first: Vec<usize> = (0..driver.strands.len()).collect();
         first.retain(|&strand| driver.strands[strand].turn != u64::MAX);
@@ -344,7 +346,11 @@ impl Parallel {
                     self.take(done);
                     return Ok(());
                 }
-                Err(RecvTimeoutError::Timeout) if begin.elapsed() < self.stall_timeout => {}
+                Err(RecvTimeoutError::Timeout) if begin.elapsed() < self.stall_timeout => {
+                    if self.poll.as_ref().is_some_and(|poll| (poll.0)()) {
+                        return Err(Error::new(ErrorKind::Interrupted, "the caller asked the wait to end"));
+                    }
+                }
                 Err(_) => return Err(self.stalled(index, begin.elapsed())),
             }
         }

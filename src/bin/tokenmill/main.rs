@@ -11,7 +11,6 @@ mod locate;
 mod npy;
 mod plan;
 mod progress;
-mod report;
 mod run;
 mod sample;
 mod signals;

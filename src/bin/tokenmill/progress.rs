@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokenmill::pipeline::Pipeline;
-
-use crate::report::Meter;
+use tokenmill::report::Meter;
 
 pub struct Progress {
     bar: Option<ProgressBar>,

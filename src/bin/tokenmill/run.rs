@@ -8,12 +8,12 @@ use tokenmill::config::Config;
 use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::pipeline::{BlockCounts, Even, Pipeline, RunOptions, count_blocks};
 use tokenmill::plan::Plan;
+use tokenmill::report::Meter;
 use tokenmill::state;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::{ConfigArguments, EvenMode, RunArguments};
 use crate::progress::Progress;
-use crate::report::Meter;
 use crate::signals::Signals;
 use crate::sink::{Before, Sink};
 

@@ -1,20 +1,25 @@
 //! The report of a run: JSON for machines, a summary for people.
+//!
+//! Comes in: batches as they are delivered, and the pipeline they come from. Goes out: a [`Report`]. Holds: counts are of one call,
+//! from the meter's start, except where a field says otherwise. Does not know: where it is written.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::Serialize;
-use tokenmill::block::Batch;
-use tokenmill::packing::Totals;
-use tokenmill::pipeline::Pipeline;
+use crate::block::Batch;
+use crate::packing::Totals;
+use crate::pipeline::Pipeline;
 
 /// Counts of this call, as they grow.
 pub struct Meter {
-    pub started: Instant,
-    pub ready: Instant,
-    pub last_block: Instant,
-    pub first_batch: Option<Instant>,
+    started: Instant,
+    ready: Instant,
+    last_block: Instant,
+    first_batch: Option<Instant>,
+    /// Batches delivered.
     pub batches: u64,
+    /// Blocks delivered.
     pub blocks: u64,
     /// Masked blocks, and batches passed over, before this call.
     padded_before: u64,
@@ -24,45 +29,78 @@ pub struct Meter {
     before: Vec<Totals>,
 }
 
-#[derive(Serialize)]
+/// What a run did.
+#[derive(Debug, Clone, Serialize)]
 pub struct Report {
+    /// Batches delivered.
     pub batches: u64,
+    /// Blocks delivered.
     pub blocks: u64,
+    /// Tokens in them, padding not counted.
     pub tokens: u64,
+    /// Documents that ended in them.
     pub documents: u64,
+    /// Bytes of text of these documents.
     pub text_bytes: u64,
+    /// Time for config, tokenizer and plan.
     pub startup_seconds: f64,
+    /// Time from then to the last block.
     pub seconds: f64,
+    /// `text_bytes / seconds`.
     pub text_bytes_per_second: f64,
+    /// `tokens / seconds`.
     pub tokens_per_second: f64,
+    /// BLAKE3 of all ids delivered, in order, each as little-endian u32.
     pub digest: String,
+    /// By name of the source.
     pub sources: BTreeMap<String, SourceReport>,
+    /// The engine that encodes.
     pub engine: String,
+    /// Why it does.
     pub engine_reason: String,
+    /// Peak resident memory of the process; 0 where the system doesn't tell.
     pub peak_rss_bytes: u64,
+    /// Time from the end of the start-up to the first batch.
     pub first_batch_seconds: Option<f64>,
+    /// Batches of the run so far, from its first start, those passed over counted.
     pub step: u64,
+    /// Batches passed over.
     pub skipped_batches: u64,
+    /// Masked blocks added to end evenly with other ranks.
     pub padded_blocks: u64,
+    /// Blocks left out to end evenly with other ranks.
     pub dropped_blocks: u64,
+    /// The first few bad records and damaged parts that were skipped, with their places.
     pub bad_records: Vec<String>,
 }
 
-#[derive(Serialize)]
+/// What a source gave.
+#[derive(Debug, Clone, Serialize)]
 pub struct SourceReport {
+    /// Documents that ended in the blocks delivered.
     pub documents: u64,
+    /// Tokens in the blocks delivered, padding not counted.
     pub tokens: u64,
+    /// Share of all tokens.
     pub share: f64,
+    /// Lowest epoch that a lane is in, from 0.
     pub epoch: u32,
+    /// Bad records skipped.
     pub skipped: u64,
+    /// Damaged parts of shards skipped.
     pub skipped_parts: u64,
+    /// Bytes of text of `documents`.
     pub text_bytes: u64,
+    /// Tokens of partial blocks that were dropped.
     pub dropped_tokens: u64,
+    /// Tokens of padding.
     pub padding: u64,
+    /// Lanes in which the source has used up its epochs.
     pub lanes_ended: u32,
 }
 
 impl Meter {
+    /// Counts from here on; `started` is when the call began.
     pub fn new(started: Instant, pipeline: &Pipeline) -> Self {
         let now = Instant::now();
         Meter {
@@ -79,6 +117,7 @@ impl Meter {
         }
     }
 
+    /// Counts a batch that is delivered. Cost: a hash of its ids.
     pub fn count(&mut self, batch: &Batch) {
         self.last_block = Instant::now();
         self.first_batch.get_or_insert(self.last_block);
@@ -99,6 +138,7 @@ impl Meter {
         }
     }
 
+    /// What there is to say by now.
     pub fn report(&self, pipeline: &Pipeline) -> Report {
         let stats = pipeline.stats();
         let since = |f: fn(&Totals) -> u64| -> Vec<u64> {
