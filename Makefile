@@ -10,26 +10,48 @@ REQUIREMENTS := tests/oracle/requirements.txt
 # A virtual environment for each content of the requirements and each Python.
 VENV = $(CACHE)/venv-$(shell { cat $(REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
 
-.PHONY: help test test-rust test-oracle fuzz fuzz-lock lint quickstart venv clean bench-peers
+# The same for the Python package: torch is large, so it is kept as long as the requirements stand.
+PYTHON_REQUIREMENTS := python/requirements-test.txt
+PYTHON_VENV = $(CACHE)/venv-python-$(shell { cat $(PYTHON_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+
+.PHONY: help test test-rust test-oracle test-python python-venv fuzz fuzz-lock lint quickstart venv clean bench-peers
 
 help:
 	@echo "make test        everything that CI runs, apart from lint"
 	@echo "make test-rust   the Rust tests alone"
 	@echo "make test-oracle the checks against Hugging Face tokenizers alone"
+	@echo "make test-python the Python package's tests alone, with PyTorch"
 	@echo "make fuzz        each fuzz target for FUZZ_SECONDS (20), with what was found before"
 	@echo "make lint        cargo fmt --check and clippy, warnings being errors"
 	@echo "make quickstart  run configs/quickstart.toml into blocks.npy"
 	@echo "make bench-peers PEERS=.. CORPUS=.. TOKENIZERS=..  speed beside other tools"
 	@echo "make clean       remove what the quickstart wrote; builds and caches outside the checkout stay"
 
-test: test-rust test-oracle
+test: test-rust test-oracle test-python
 
 test-rust:
-	cargo test --release --workspace
+	cargo test --release
 
 test-oracle: venv
 	cargo build --release
 	@set -e; for check in $(wildcard tests/oracle/*.py); do "$(VENV)/bin/python" $$check --binary "$(BINARY)"; done
+
+# The wheel as users get it is what is tested.
+test-python: python-venv
+	cargo build --release
+	cd python && "$(PYTHON_VENV)/bin/maturin" build --release --strip --quiet --interpreter "$(PYTHON_VENV)/bin/python" --out "$(CARGO_TARGET_DIR)/wheels"
+	"$(PYTHON_VENV)/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall \
+		"$(CARGO_TARGET_DIR)"/wheels/tokenmill-*.whl
+	cd python && "$(PYTHON_VENV)/bin/python" -m mypy --cache-dir "$(CARGO_TARGET_DIR)/mypy" tokenmill
+	cd python && TOKENMILL_BINARY="$(BINARY)" "$(PYTHON_VENV)/bin/python" -m pytest -q -p no:cacheprovider --import-mode=append
+
+python-venv:
+	@if [ ! -f "$(PYTHON_VENV)/.ready" ]; then \
+		echo "installing $(PYTHON_REQUIREMENTS) into $(PYTHON_VENV)"; \
+		rm -rf "$(PYTHON_VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(PYTHON_VENV)" && \
+		"$(PYTHON_VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(PYTHON_REQUIREMENTS) && \
+		touch "$(PYTHON_VENV)/.ready"; \
+	fi
 
 # The fuzz crate is a workspace of its own, of the same locked versions, and only tokenmill itself is compiled anew for it, with
 # coverage counters. What a run finds interesting is kept beside the builds; what fails, too.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -130,7 +130,8 @@ class Loader:
         if batch_size is not None:
             overrides = {**overrides, "batch_size": batch_size}
         self._source = (_text_of(config), list(_flatten(overrides)))
-        self._torch = torch
+        # The module, loaded now rather than at the first batch: it takes seconds.
+        self._torch: Any = importlib.import_module("torch") if torch else None
         self._shift_labels, self._cu_seqlens = shift_labels, cu_seqlens
         self._even = even
         self._skip = [(int(first), int(end)) for first, end in skip_batches]
@@ -186,8 +187,8 @@ class Loader:
         if batch is None:
             self._ended = True
             raise StopIteration
-        if self._torch:
-            from_numpy = sys.modules["torch"].from_numpy if "torch" in sys.modules else __import__("torch").from_numpy
+        if self._torch is not None:
+            from_numpy = self._torch.from_numpy
             return {key: from_numpy(value) if hasattr(value, "dtype") else value for key, value in batch.items()}
         return batch
 
@@ -347,10 +348,13 @@ class Loader:
         if self._stream is not None:
             state["_from"] = self._stream.checkpoint()
         state["_stream"], state["_run"] = None, None
+        # A module can't be pickled.
+        state["_torch"] = self._torch is not None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._torch = importlib.import_module("torch") if state["_torch"] else None
         self._run = self._load()
 
     def __repr__(self) -> str:
@@ -376,7 +380,7 @@ class Loader:
         in_turn = in_turn if len(owned) % (in_turn * workers) == 0 else 1
         part = Loader.__new__(Loader)
         part.__dict__.update(self.__getstate__())
-        part._run = self._run
+        part._run, part._torch = self._run, self._torch
         part._lanes = [lane for place, lane in enumerate(owned) if place // in_turn % workers == worker]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self.config["runtime"]["threads"] == 0:
@@ -390,7 +394,7 @@ def _blocks_of(state: dict[str, Any], batch_index: int, batch_size: int) -> list
         raise IndexError(f"batch {batch_index} has not been delivered: expected 0 to {state['step'] - 1}")
     lanes = [(cursor["lane"], cursor["blocks"] + cursor.get("padded", 0)) for cursor in state["cursors"]]
     # In rising order of the global number: round by round over the lanes that have a block in it.
-    first, blocks, number = batch_index * batch_size, [], 0
+    first, blocks = batch_index * batch_size, list[int]()
     least = min(count for _, count in lanes)
     number = min(first // len(lanes), least)
     seen = number * len(lanes)

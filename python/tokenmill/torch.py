@@ -1,4 +1,4 @@
-"""For PyTorch: a dataset for its data loaders and checkpoints, an even end for ranks, and what trainers plug in.
+"""For PyTorch: a dataset for its data loaders and checkpoints, and an even end for ranks; :mod:`tokenmill.trainers` has what trainers plug in.
 
 ```python
 dataset = TokenDataset("pretrain.toml", batch_size=8)
@@ -16,17 +16,18 @@ What resumes where:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from . import _state
+from ._even import Even, even
 from ._error import Error
 from ._loader import Batch, Loader
 
-__all__ = ["Even", "LabelledBatches", "TokenDataset", "TrainerMixin", "WithNext", "even", "full_state", "lanes_of"]
+__all__ = ["Even", "TokenDataset", "even", "full_state", "lanes_of"]
 
 
 class TokenDataset(IterableDataset[Batch]):
@@ -127,216 +128,4 @@ def lanes_of(state: Mapping[str, Any]) -> _state.State:
 
 
 def _with_step(part: Mapping[str, Any], header: dict[str, Any], step: int) -> Mapping[str, Any]:
-    import json
-
     return {**part, _state.HEADER: json.dumps({**header, "step": step})}
-
-
-class Even:
-    """See :func:`even`."""
-
-    def __init__(self, loader: Any, group: Any, mode: str) -> None:
-        if mode not in ("drop", "pad"):
-            raise ValueError(f'mode is {mode!r}, expected "drop" or "pad"')
-        self._loader, self._group, self._mode = loader, group, mode
-        self._state: Any = None
-        self._template: Batch | None = None
-        self._own_ended = False
-        self.dropped_batches = 0
-        self.padded_batches = 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        batches = iter(self._loader)
-        while True:
-            # What is taken may have to be dropped: the state is then the one before.
-            self._state = self._loader.state_dict()
-            batch: Batch | None = None
-            if not self._own_ended:
-                batch = next(batches, None)
-                self._own_ended = batch is None
-            have = self._all_reduce(batch is not None)
-            if self._mode == "drop" and not have.all:
-                self.dropped_batches += batch is not None
-                return
-            if not have.any:
-                return
-            if batch is None:
-                batch = self._masked(have)
-                self.padded_batches += 1
-            else:
-                self._template = batch
-            self._state = None
-            yield batch
-
-    class _Have:
-        def __init__(self, ranks: list[int]) -> None:
-            self.all, self.any = all(ranks), any(ranks)
-
-    def _all_reduce(self, have: bool) -> Even._Have:
-        from torch import distributed
-
-        backend = distributed.get_backend(self._group)
-        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        least = torch.tensor([int(have), -int(have)], device=device)
-        distributed.all_reduce(least, distributed.ReduceOp.MIN, self._group)
-        return Even._Have([int(least[0]), -int(least[1])])
-
-    def _masked(self, have: Even._Have) -> Batch:
-        """A batch of padding: nothing in it is trained."""
-        like = self._template
-        if like is None:
-            loader = self._loader.loader if isinstance(self._loader, TokenDataset) else self._loader
-            shape = (loader.batch_size, int(loader.config["block_size"]))
-            like = {key: torch.zeros(shape, dtype=torch.int64) for key in ("input_ids", "labels", "position_ids")}
-            like["segment_ids"] = torch.zeros(shape, dtype=torch.int32)
-        batch: Batch = {}
-        for key, value in like.items():
-            if key == "cu_seqlens":
-                rows, size = like["input_ids"].shape
-                batch[key] = torch.arange(0, rows * size + 1, size, dtype=torch.int32)
-            elif key == "max_seqlen":
-                batch[key] = like["input_ids"].shape[1]
-            else:
-                batch[key] = torch.full_like(value, -100 if key == "labels" else 0)
-        return batch
-
-    def state_dict(self) -> Any:
-        """The loader's state, without a batch that was taken and dropped."""
-        return self._state if self._state is not None else self._loader.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        """Goes on from a state of the loader."""
-        self._state, self._own_ended = None, False
-        self._loader.load_state_dict(state)
-
-
-def even(loader: Loader | TokenDataset, group: Any = None, mode: str = "drop") -> Even:
-    """Makes the ranks of a finite run end at the same step, by asking each other before each batch.
-
-    Args:
-        loader: A loader with ``torch=True``, or a dataset with ``num_workers=0``.
-        group: The process group of the ranks; None: all.
-        mode: ``"drop"``: all end when the first one has no batch left. ``"pad"``: all go on until the last one has none; those that ended get
-            batches of which nothing is trained (labels -100, segment ids 0).
-
-    Cost: an ``all_reduce`` of two integers a batch. ``Loader(even=…)`` needs none, but counts all blocks beforehand.
-    """
-    return Even(loader, group, mode)
-
-
-class LabelledBatches:
-    """torchtitan's contract: an iterable of ``({"input": …}, labels)`` that has a state. Labels are the next tokens.
-
-    Use it as the ``DataLoader`` of a train spec: ``build_dataloader_fn=lambda dp_world_size, dp_rank, **_: LabelledBatches(config,
-    rank=dp_rank, world_size=dp_world_size)``. The state has a key a lane, so it may be loaded at another ``dp_world_size``.
-    """
-
-    def __init__(self, config: Any, **options: Any) -> None:
-        self.dataset = TokenDataset(config, shift_labels=True, **options)
-
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        for batch in self.dataset:
-            yield {"input": batch["input_ids"], "positions": batch["position_ids"]}, batch["labels"]
-
-    def state_dict(self) -> _state.State:
-        """As :meth:`TokenDataset.state_dict`."""
-        return self.dataset.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As :meth:`TokenDataset.load_state_dict`; an empty state, as torchtitan gives for none, is a fresh start."""
-        if state:
-            self.dataset.load_state_dict(state)
-
-
-class WithNext(IterableDataset[torch.Tensor]):
-    """LitGPT's contract: tensors of ``block_size + 1`` ids, of which a model is given all but the last and learns all but the first.
-
-    The config's ``block_size`` is taken as the model's; blocks have one token more, so consecutive ones don't overlap.
-    """
-
-    def __init__(self, config: Any, *, block_size: int | None = None, **options: Any) -> None:
-        super().__init__()
-        size = block_size or int(Loader(config, **options).config["block_size"])
-        self.dataset = TokenDataset(config, batched=False, block_size=size + 1, **options)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for block in self.dataset:
-            yield block["input_ids"]
-
-    def state_dict(self) -> _state.State:
-        """As :meth:`TokenDataset.state_dict`."""
-        return self.dataset.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As :meth:`TokenDataset.load_state_dict`."""
-        self.dataset.load_state_dict(state)
-
-
-class TrainerMixin:
-    """For Hugging Face's ``Trainer``: ``class MyTrainer(TrainerMixin, Trainer)``, with ``train_dataset=TokenDataset(config)``.
-
-    The dataset gives each rank its own batches already, so the trainer's own splitting and batching is left out. The state is saved
-    with each checkpoint (``tokenmill-….json`` in its folder, one for each rank) and taken up by ``train(resume_from_checkpoint=…)``
-    instead of reading and throwing away what was seen.
-    """
-
-    _tokenmill_delivered: _state.State | None = None
-
-    def get_train_dataloader(self) -> Any:
-        """The dataset's batches as they are."""
-        dataset: TokenDataset = self.train_dataset  # type: ignore[attr-defined]
-        args = self.args  # type: ignore[attr-defined]
-        # Nothing has to be skipped: the dataset's own state says where it stands.
-        args.ignore_data_skip = True
-        return _Counted(self, dataset)
-
-    def _save_checkpoint(self, *args: Any, **options: Any) -> Any:
-        result = super()._save_checkpoint(*args, **options)  # type: ignore[misc]
-        import json
-        import os
-
-        folder = os.path.join(self._get_output_dir(trial=None), f"checkpoint-{self.state.global_step}")  # type: ignore[attr-defined]
-        dataset: TokenDataset = self.train_dataset  # type: ignore[attr-defined]
-        path = os.path.join(folder, f"tokenmill-{dataset.loader.rank:05}.json")
-        os.makedirs(folder, exist_ok=True)
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
-            json.dump(dataset.state_dict(), file)
-        os.replace(path + ".tmp", path)
-        return result
-
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        """As ``Trainer.train``."""
-        if resume_from_checkpoint:
-            import glob
-            import json
-            import os
-
-            folder = resume_from_checkpoint
-            if folder is True:
-                from transformers.trainer_utils import get_last_checkpoint
-
-                folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
-            states = []
-            for path in sorted(glob.glob(os.path.join(glob.escape(folder), "tokenmill-*.json"))):
-                with open(path, encoding="utf-8") as file:
-                    states.append(json.load(file))
-            dataset: TokenDataset = self.train_dataset  # type: ignore[attr-defined]
-            dataset.load_state_dict(_state.merge_states(states))
-        return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
-
-
-class _Counted:
-    """Batches for a ``Trainer``, on its device, with what it looks for in a data loader."""
-
-    def __init__(self, trainer: Any, dataset: TokenDataset) -> None:
-        self._trainer, self.dataset = trainer, dataset
-        self.batch_size = dataset.loader.batch_size
-        self.sampler = self.batch_sampler = None
-
-    def __iter__(self) -> Iterator[Batch]:
-        device = self._trainer.args.device
-        for batch in self.dataset:
-            yield {key: batch[key].to(device, non_blocking=True) for key in ("input_ids", "labels", "position_ids")}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Trainers call it."""
