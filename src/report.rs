@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use serde::Serialize;
 use crate::block::Batch;
 use crate::packing::Totals;
 use crate::pipeline::Pipeline;
+use serde::Serialize;
 
 /// Counts of this call, as they grow.
 pub struct Meter {

@@ -3,8 +3,8 @@
 //! Comes in: the blocks of a batch. Goes out: C-contiguous arrays that own their memory. Holds: every value is written once, in
 //! its final place; making the arrays then copies nothing.
 
-use numpy::ndarray::{Array1, Array2};
 use numpy::IntoPyArray;
+use numpy::ndarray::{Array1, Array2};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokenmill::block::{Batch, Block, IGNORED};

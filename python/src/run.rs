@@ -114,7 +114,9 @@ impl Run {
             None => None,
             Some("drop") => Some(Even::Drop),
             Some("pad") => Some(Even::Pad),
-            Some(other) => return Err(PyValueError::new_err(format!("even is {other:?}, expected \"drop\" or \"pad\""))),
+            Some(other) => {
+                return Err(PyValueError::new_err(format!("even is {other:?}, expected \"drop\" or \"pad\"")));
+            }
         };
         let interrupt = Arc::new(AtomicBool::new(false));
         let signals = crate::stream::Signals::default();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenmill::error::Result;
+use tokenmill::pipeline::RunOptions;
 use tokenmill::plan::Plan;
 use tokenmill::storage::{Listed, LocalStore, Object, Store};
 
@@ -55,6 +56,25 @@ fn world_size_changes_nothing() {
             global.sort_by_key(|block| block.index);
             assert_eq!(global, expected.blocks, "world size {world_size}, step {}", expected.step);
         }
+    }
+}
+
+/// Parts of a rank's lanes, as workers of a data loader have, deliver together what the rank does; lanes of others are refused.
+#[test]
+fn parts_of_a_rank_make_the_rank() {
+    let plan = corpus().plan_and_keep(&HEAD.replace("batch_size = 8", "batch_size = 2"));
+    let rank = How { rank: 1, world_size: 2, threads: 2, delays: None };
+    let expected = take(&mut start(&plan.1, rank, None).expect("a fresh run"), 40);
+    let part = |lanes: &[u32]| {
+        start_with(&plan.1, rank, RunOptions { lanes: Some(lanes.to_vec()), ..RunOptions::default() }, None)
+    };
+    let mut parts = [part(&[1, 3]).expect("lanes of the rank"), part(&[5, 7]).expect("lanes of the rank")];
+    for (number, expected) in expected.iter().enumerate() {
+        assert_eq!(blocks(&take(&mut parts[number % 2], 1)), expected.blocks, "batch {number}");
+    }
+    for wrong in [&[1, 2][..], &[], &[3, 1], &[3, 3], &[9]] {
+        let error = part(wrong).err().expect("not lanes of the rank, rising");
+        assert!(error.to_string().contains("expected some of 1, 3, 5, 7"), "{error}");
     }
 }
 
