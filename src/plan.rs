@@ -13,7 +13,7 @@ use crate::mixture::WEIGHT_UNIT;
 use crate::shard::{Shard, ShardOptions};
 use crate::source::{Dealing, Manifest, ManifestEntry, SourceOptions, common_folder};
 use crate::state::{Fingerprint, ShardStage, SourcePrint, TokenizerPrint, data_difference};
-use crate::storage::{Checked, LocalStore, Store};
+use crate::storage::{Checked, Store, Stores, shown};
 use crate::tokenizer::Tokenizer;
 
 /// What will run.
@@ -70,12 +70,13 @@ impl PlannedSource {
 }
 
 impl Plan {
-    /// A plan over the files of this machine; see [`Plan::with_store`].
+    /// A plan over local files and remote objects, as the paths say; see [`Plan::with_store`].
     ///
     /// # Errors
     /// As [`Plan::with_store`].
     pub fn new(config: &Config) -> Result<Plan> {
-        Plan::with_store(config, Arc::new(LocalStore))
+        let store = Stores::new(&config.storage, config.runtime.memory, &config.base)?;
+        Plan::with_store(config, Arc::new(store))
     }
 
     /// Lists the shards of every source in `store`.
@@ -95,7 +96,12 @@ impl Plan {
             let root = common_folder(listed.iter().map(|listed| listed.name.as_str()));
             let mut shards: Vec<ManifestEntry> = listed
                 .into_iter()
-                .map(|l| ManifestEntry { location: l.location, name: l.name[root..].into(), size: l.size })
+                .map(|l| ManifestEntry {
+                    location: l.location,
+                    name: l.name[root..].into(),
+                    size: l.size,
+                    version: l.version,
+                })
                 .collect();
             shards.sort_by(|a, b| (&a.name, &a.location).cmp(&(&b.name, &b.location)));
             let manifest = Arc::new(Manifest { shards });
@@ -208,8 +214,8 @@ impl Plan {
             units_min: dealing.units_min(),
             skip_damage: self.config.errors.bad_record == BadRecord::Skip,
         };
-        let name: Arc<str> = entry.location.as_str().into();
-        let object = self.store.open(&entry.location).map_err(|error| {
+        let name: Arc<str> = shown(&entry.location).into();
+        let object = self.store.open_version(&entry.location, entry.size, &entry.version).map_err(|error| {
             let error = match error.kind() {
                 ErrorKind::NotFound => {
                     Error::new(ErrorKind::Read, "the shard is gone since it was listed").because(error)

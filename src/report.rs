@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::block::Batch;
 use crate::packing::Totals;
 use crate::pipeline::Pipeline;
+use crate::storage::Traffic;
 use serde::Serialize;
 
 /// Counts of this call, as they grow.
@@ -72,6 +73,8 @@ pub struct Report {
     pub dropped_blocks: u64,
     /// The first few bad records and damaged parts that were skipped, with their places.
     pub bad_records: Vec<String>,
+    /// What was asked of remote stores, listing included; all zero where there are none.
+    pub storage: Traffic,
 }
 
 /// What a source gave.
@@ -186,6 +189,7 @@ impl Meter {
             padded_blocks: pipeline.padded_blocks() - self.padded_before,
             dropped_blocks: pipeline.dropped_blocks(),
             bad_records: pipeline.bad_records().iter().map(|error| error.to_string()).collect(),
+            storage: pipeline.plan().store.traffic(),
         }
     }
 }
@@ -234,6 +238,18 @@ impl Report {
             if count > 0 {
                 text += &format!("  {count} {words}\n");
             }
+        }
+        let Traffic { requests, bytes, retries, retries_by, cached_bytes } = &self.storage;
+        if *requests > 0 || *cached_bytes > 0 {
+            text += &format!("  storage: {requests} requests, {:.1} MB", *bytes as f64 / 1e6);
+            if *cached_bytes > 0 {
+                text += &format!(", {:.1} MB from the cache", *cached_bytes as f64 / 1e6);
+            }
+            if *retries > 0 {
+                let by: Vec<String> = retries_by.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+                text += &format!(", {retries} retries ({})", by.join(", "));
+            }
+            text += "\n";
         }
         for place in &self.bad_records {
             text += &format!("  skipped: {place}\n");

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::PackingOptions;
 use crate::source::{ShuffleOptions, SourceOptions};
+use crate::storage::{Environment, StorageOptions};
 use crate::tokenizer::TokenizerOptions;
 
 /// A run, as written.
@@ -44,6 +45,11 @@ pub struct Config {
     pub errors: ErrorOptions,
     /// Options that never change the stream.
     pub runtime: RuntimeOptions,
+    /// Where remote objects are and how they are read; never changes the stream.
+    pub storage: StorageOptions,
+    /// A saved listing of all sources' shards, in place of listing them; relative to the config file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<String>,
     /// Folder that relative paths are relative to: the config file's. Not written in the file.
     #[serde(skip)]
     pub base: PathBuf,
@@ -63,6 +69,8 @@ impl Default for Config {
             packing: PackingOptions::default(),
             errors: ErrorOptions::default(),
             runtime: RuntimeOptions::default(),
+            storage: StorageOptions::default(),
+            manifest: None,
             base: PathBuf::new(),
         }
     }
@@ -204,6 +212,7 @@ impl Config {
         if self.runtime.stall_timeout.0.is_zero() {
             return wrong("runtime.stall_timeout is 0, expected a time above it".into());
         }
+        self.storage.check()?;
         if self.source.is_empty() {
             return wrong("there is no [[source]], expected at least one".into());
         }
@@ -244,10 +253,19 @@ impl Config {
     /// The tokenizer's options, its path made relative to the config file unless it is a built-in's name.
     pub fn tokenizer_options(&self) -> TokenizerOptions {
         let mut options = self.tokenizer.clone();
-        if !crate::tokenizer::is_builtin(&options.path) {
+        options.storage = self.storage.clone();
+        if !crate::tokenizer::is_builtin(&options.path) && !options.path.starts_with("hf://") {
             options.path = self.resolve(&options.path).to_string_lossy().into_owned();
         }
         options
+    }
+
+    /// The same with what the caller's environment says of storage.
+    ///
+    /// `lookup` gives the value of a variable, as `|name| std::env::var(name).ok()` does; see [`Environment`].
+    pub fn with_environment(mut self, lookup: impl Fn(&str) -> Option<String>) -> Config {
+        self.storage.environment = Environment::from_lookup(lookup);
+        self
     }
 
     /// `path` as it is to be opened: relative ones are relative to the config file.

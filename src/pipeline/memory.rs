@@ -237,7 +237,8 @@ fn tokenizer_bytes(plan: &Plan) -> u64 {
         "o200k_base" => 360 * MIB,
         path => {
             let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-            let mut file = Path::new(path).to_path_buf();
+            let cached = crate::storage::cached_tokenizer(&options.storage, path);
+            let mut file = cached.unwrap_or_else(|| Path::new(path).to_path_buf());
             if file.is_dir() {
                 let known =
                     ["tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model"].map(|n| file.join(n));

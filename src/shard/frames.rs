@@ -9,9 +9,11 @@
 //!
 //! Source: RFC 8878, section 3.1.1; contrib/seekable_format/zstd_seekable_compression_format.md of zstd.
 
+use std::sync::Arc;
+
 use crate::error::Result;
 use crate::shard::codec::{FRAME_MAGIC, FrameHeader, is_skippable};
-use crate::storage::Object;
+use crate::storage::{Object, reader};
 
 const SEEK_TABLE_MAGIC: u32 = 0x184d_2a5e;
 const SEEKABLE_MAGIC: u32 = 0x8f92_eab1;
@@ -58,10 +60,11 @@ impl FrameTable {
     }
 
     /// Finds the frames of `object`; `None` where it has to be read front to back.
-    pub(crate) fn find(object: &dyn Object) -> Result<Option<FrameTable>> {
-        let frames = match seek_table(object)? {
+    pub(crate) fn find(object: &Arc<dyn Object>) -> Result<Option<FrameTable>> {
+        let frames = match seek_table(&**object)? {
             Some(frames) => Some(frames),
-            None => walk(object)?,
+            // Block headers lie so close that all between is read along, where reading has a price for each.
+            None => walk(&*reader(object, 0..object.size(), false))?,
         };
         Ok(frames.filter(|frames| frames.len() > 1).map(FrameTable::new))
     }

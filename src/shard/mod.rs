@@ -30,13 +30,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{Loss, Window};
 use crate::error::{Error, ErrorKind, Result};
-use crate::shard::codec::{Codec, Decode, Plain, Zstd};
+use crate::shard::codec::{Again, Codec, Decode, Plain, Zstd};
 use crate::shard::frames::FrameTable;
 use crate::shard::grid::{GridPlan, GridReader, WholeReader};
 use crate::shard::json::FieldPath;
 use crate::shard::rows::{RowReader, RowTable};
 use crate::shard::separator::Separator;
-use crate::storage::Object;
+use crate::storage::{Object, reader};
 
 /// No record and no window may be larger: offsets in a window are 32 bits.
 const SIZE_MAX: u64 = 1 << 30;
@@ -148,7 +148,15 @@ impl Shard {
     /// * `Limit` - decompressing needs too much memory.
     /// * `Read` - the object can't be read.
     pub fn open(object: Arc<dyn Object>, name: Arc<str>, options: &ShardOptions) -> Result<Shard> {
-        Shard::open_unnamed(object, name.clone(), options).map_err(|error| error.in_shard(&name))
+        let again = object.read_again();
+        let result = match (Shard::open_unnamed(object, name.clone(), options), again) {
+            // What can't be made sense of may have been damaged on the way.
+            (Err(error), Some(again)) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config) => {
+                Shard::open_unnamed(again, name.clone(), options).map_err(|_| error)
+            }
+            (result, _) => result,
+        };
+        result.map_err(|error| error.in_shard(&name))
     }
 
     fn open_unnamed(object: Arc<dyn Object>, name: Arc<str>, options: &ShardOptions) -> Result<Shard> {
@@ -186,7 +194,7 @@ impl Shard {
                 Layout::Ranges { units: object.size().div_ceil(options.span) }
             }
             Some(separator) if !separator.overlaps() && codec == Codec::Zstd => {
-                match FrameTable::find(&*object)?.map(|table| (table.units(options.span), Arc::new(table))) {
+                match FrameTable::find(&object)?.map(|table| (table.units(options.span), Arc::new(table))) {
                     Some((units, table)) if units.len() as u64 >= options.units_min => {
                         Layout::Frames { table, units: Arc::new(units) }
                     }
@@ -265,9 +273,9 @@ impl Shard {
             let reader = RowReader::new(name, table, unit, start, self.window, self.record_max, self.skip_damage)?;
             return Ok(UnitReader(Reader::Rows(Box::new(reader))));
         }
-        let object = self.object.clone();
+        let object = &self.object;
         let Some(separator) = self.separator.clone() else {
-            let decoder = self.codec.decoder(object)?;
+            let decoder = self.decoder(0..object.size(), |codec, object, _| codec.decoder(object))?;
             let reader = WholeReader::new(self.name.clone(), self.record_max, decoder, start.window, self.skip_damage);
             return Ok(UnitReader(Reader::Whole(reader)));
         };
@@ -287,9 +295,12 @@ impl Shard {
             Layout::Ranges { units } => {
                 let size = object.size();
                 let border = |unit: u64| (u128::from(unit) * u128::from(size) / u128::from(*units)) as u64;
-                plan.unit_start = border(unit);
-                plan.unit_end = Some(border(unit + 1));
-                (Box::new(Plain::new(object, plan.unit_start)), plan.unit_start)
+                let (first, end) = (border(unit), border(unit + 1));
+                plan.unit_start = first;
+                plan.unit_end = Some(end);
+                // Everything before the first window's grid line is skipped.
+                let from = first.saturating_add(start.window.saturating_mul(self.window)).min(end);
+                (Box::new(Plain::new(reader(object, from..end, false), first)), first)
             }
             Layout::Frames { table, units } => {
                 let mut first = units[unit as usize];
@@ -303,12 +314,51 @@ impl Shard {
                     first = table.frame_at(grid_line).unwrap_or(first).max(first);
                     position = table.content_start(first).unwrap_or(content);
                 }
-                (Box::new(Zstd::at_frame(object, table, first, position, end)?), position)
+                let range = table.frames[first].offset..end.map_or(object.size(), |end| table.frames[end].offset);
+                let table = table.clone();
+                let whole = self.object.read_again();
+                let decoder = self.decoder(range, move |_, object, again| {
+                    // A table that was damaged on the way would make damage of what is whole.
+                    if let Some(whole) = whole.as_ref().filter(|_| again)
+                        && FrameTable::find(whole)?.as_ref() != Some(&*table)
+                    {
+                        let detail = "found that the places of frames were damaged on the way from the server; go on from \
+                                      the last checkpoint";
+                        return Err(Error::new(ErrorKind::Read, detail));
+                    }
+                    Ok(Box::new(Zstd::at_frame(object, &table, first, position, end)?))
+                })?;
+                (decoder, position)
             }
-            Layout::Stream { table: Some(table) } => (Box::new(Zstd::at_frame(object, table, 0, 0, None)?), 0),
-            Layout::Stream { table: None } | Layout::RowGroups { .. } => (self.codec.decoder(object)?, 0),
+            Layout::Stream { table: Some(table) } => {
+                let table = table.clone();
+                let make = move |_: Codec, object, _| {
+                    Ok(Box::new(Zstd::at_frame(object, &table, 0, 0, None)?) as Box<dyn Decode>)
+                };
+                (self.decoder(0..object.size(), make)?, 0)
+            }
+            Layout::Stream { table: None } | Layout::RowGroups { .. } => {
+                (self.decoder(0..object.size(), |codec, object, _| codec.decoder(object))?, 0)
+            }
         };
         Ok(UnitReader(Reader::Grid(GridReader::new(plan, decoder, position))))
+    }
+
+    /// The decoder that `make` makes over what reads `range`; of a remote object with a second look at what it finds damaged, for
+    /// which `make` is told that it is one.
+    fn decoder(
+        &self,
+        range: std::ops::Range<u64>,
+        make: impl Fn(Codec, Arc<dyn Object>, bool) -> Result<Box<dyn Decode>> + Send + 'static,
+    ) -> Result<Box<dyn Decode>> {
+        let codec = self.codec;
+        let decoder = make(codec, reader(&self.object, range.clone(), false), false)?;
+        match self.object.read_again() {
+            Some(again) if codec != Codec::None => {
+                Ok(Box::new(Again::new(decoder, Box::new(move || make(codec, reader(&again, range, false), true)))))
+            }
+            _ => Ok(decoder),
+        }
     }
 
     /// Index of the line or piece that starts at `byte`, an offset as [`Window::byte_start`] gives it, of `unit`.
@@ -329,10 +379,11 @@ impl Shard {
             if let Layout::Frames { table, units } = &self.layout {
                 let first = *units.get(unit as usize).ok_or_else(|| Error::new(ErrorKind::Internal, "no such unit"))?;
                 let from_mark = table.content_size().is_none();
-                let decoder = Zstd::at_frame(object, table, 0, 0, Some(first))?;
+                let decoder = Zstd::at_frame(reader(&object, 0..object.size(), false), table, 0, 0, Some(first))?;
                 return grid::count_before(separator, Box::new(decoder), byte, from_mark);
             }
-            grid::count_before(separator, self.codec.decoder(object)?, byte, false)
+            let decoder = self.codec.decoder(reader(&object, 0..object.size(), false))?;
+            grid::count_before(separator, decoder, byte, false)
         };
         count().map_err(|error: Error| error.in_shard(&self.name))
     }
@@ -350,7 +401,8 @@ impl Shard {
         }
         let read = || {
             let first = *units.get(unit as usize).ok_or_else(|| Error::new(ErrorKind::Internal, "no such unit"))?;
-            let mut decoder = Zstd::at_frame(self.object.clone(), table, 0, 0, Some(first))?;
+            let object = reader(&self.object, 0..self.object.size(), false);
+            let mut decoder = Zstd::at_frame(object, table, 0, 0, Some(first))?;
             let mut buffer = vec![0; 64 << 10];
             loop {
                 let count = decoder.read(&mut buffer)?;

@@ -23,14 +23,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parquet::basic::Type;
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use parquet::file::serialized_reader::SerializedPageReader;
 
 use crate::document::{Loss, RecordRange, Window};
 use crate::error::{Error, ErrorKind, Result};
-use crate::storage::Object;
+use crate::storage::{Object, reader};
 
 /// What a row takes beside its value's bytes.
 const ROW_SIZE: u64 = 4;
@@ -127,6 +128,7 @@ struct Part {
 /// An open Parquet file: its column, row groups and units.
 pub(crate) struct RowTable {
     file: SerializedFileReader<Chunks>,
+    object: Arc<dyn Object>,
     column: usize,
     /// Nulls are told by a level below this one.
     level_max: i16,
@@ -152,7 +154,7 @@ impl RowTable {
             let detail = format!("parquet: found the {count} bytes {magic:02x?} at the start, expected PAR1");
             return Err(Error::new(ErrorKind::Corrupt, detail));
         }
-        let file = guard(|| SerializedFileReader::new(Chunks(object)))?;
+        let file = guard(|| SerializedFileReader::new(Chunks(object.clone())))?;
         let metadata = file.metadata();
         let columns = metadata.file_metadata().schema_descr().columns();
         let column = columns.iter().position(|column| column.path().string() == text_field).ok_or_else(|| {
@@ -209,7 +211,7 @@ impl RowTable {
                 }
             }
         }
-        let mut table = RowTable { file, column, level_max, group_starts, parts, in_order: false };
+        let mut table = RowTable { file, object, column, level_max, group_starts, parts, in_order: false };
         if table.units() > 0 && table.units() < units_min {
             table.in_order = true;
             table.parts = vec![Part {
@@ -244,6 +246,8 @@ impl RowTable {
 pub(crate) struct RowReader {
     shard: Arc<str>,
     table: Arc<RowTable>,
+    /// The object, or a second look at it.
+    object: Arc<dyn Object>,
     window: u64,
     record_max: u64,
     /// The row group being read, with the index of the row after its last.
@@ -296,6 +300,7 @@ impl RowReader {
         };
         Ok(RowReader {
             shard,
+            object: table.object.clone(),
             table,
             window,
             record_max,
@@ -407,7 +412,18 @@ impl RowReader {
     ///
     /// Where a reader started decides how rows are batched, and it must not decide which rows are lost.
     fn decode_exactly(&mut self) -> Result<()> {
-        let Err(error) = self.decode() else { return Ok(()) };
+        let Err(mut error) = self.decode() else { return Ok(()) };
+        if error.kind() == ErrorKind::Corrupt
+            && let Some(again) = self.object.read_again()
+        {
+            tracing::warn!("{error}; the pages are read again, to see whether that happened on the way");
+            self.object = again;
+            self.group = None;
+            match self.decode() {
+                Ok(()) => return Ok(()),
+                Err(found) => error = found,
+            }
+        }
         if error.kind() != ErrorKind::Corrupt || self.row < self.one_by_one {
             return Err(error);
         }
@@ -459,7 +475,17 @@ impl RowReader {
         let starts = &self.table.group_starts;
         // Of row groups without rows, which share a start, the last one is meant: it has rows.
         let index = starts.partition_point(|&start| start <= self.row) - 1;
-        let column = guard(|| self.table.file.get_row_group(index)?.get_column_reader(self.table.column))?;
+        let group = self.table.file.metadata().row_group(index);
+        let column = guard(|| {
+            let column = group.column(self.table.column);
+            let (start, size) = column.byte_range();
+            // Pages before the row are stepped over.
+            let steps = self.row > starts[index];
+            let object = reader(&self.object, start..start.saturating_add(size), steps);
+            let rows = usize::try_from(group.num_rows())?;
+            let pages = SerializedPageReader::new(Arc::new(Chunks(object)), column, rows, None)?;
+            Ok(get_column_reader(column.column_descr_ptr(), Box::new(pages)))
+        })?;
         let ColumnReader::ByteArrayColumnReader(mut reader) = column else {
             return Err(corrupt("found a column of another type in a row group"));
         };

@@ -228,7 +228,7 @@ fn damage_lies_at_one_byte() {
             }
             let object = || -> Arc<dyn Object> { Arc::new(Memory(bytes.clone())) };
             let table = match codec {
-                Codec::Zstd => FrameTable::find(&*object()).expect("in memory").map(Arc::new),
+                Codec::Zstd => FrameTable::find(&object()).expect("in memory").map(Arc::new),
                 _ => None,
             };
             let run = |step: &mut dyn FnMut() -> usize| {

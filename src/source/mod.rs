@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::shard::Format;
+use crate::storage::Version;
 
 /// `[[source]]` of the config.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,7 +22,8 @@ use crate::shard::Format;
 pub struct SourceOptions {
     /// Name, unique in the config; part of the order's key, so renaming a source reorders it.
     pub name: String,
-    /// Local paths and globs; a relative one is relative to the config file's folder.
+    /// Paths and globs: local ones, a relative one being relative to the config file's folder; `s3://bucket/key`, with globs;
+    /// `https://` and `http://` URLs; `hf://datasets/owner/name/path@revision`, with globs.
     pub paths: Vec<String>,
     /// What the shards hold; found by content and name when `"auto"`.
     #[serde(default)]
@@ -86,6 +88,8 @@ pub struct ManifestEntry {
     pub name: Arc<str>,
     /// Size in bytes, as stored.
     pub size: u64,
+    /// Which version of a remote object it is; not part of any hash, so a corpus may move between stores.
+    pub version: Version,
 }
 
 /// The shards of a source, sorted by name.
@@ -230,7 +234,12 @@ mod tests {
     type Shards = Vec<(String, u64)>;
 
     fn manifest(shards: impl IntoIterator<Item = (String, u64)>) -> Manifest {
-        let entry = |(name, size): (String, u64)| ManifestEntry { location: name.clone(), name: name.into(), size };
+        let entry = |(name, size): (String, u64)| ManifestEntry {
+            location: name.clone(),
+            name: name.into(),
+            size,
+            version: Version::default(),
+        };
         Manifest { shards: shards.into_iter().map(entry).collect() }
     }
 

@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 use globset::{GlobBuilder, GlobMatcher};
 
+use super::Version;
 use crate::error::{Error, ErrorKind, Result};
 
 /// One file of a listing.
@@ -23,6 +24,8 @@ pub struct Listed {
     pub name: String,
     /// Size in bytes.
     pub size: u64,
+    /// Which version of a remote object was listed.
+    pub version: Version,
 }
 
 /// Expands `patterns`, relative ones against `base`.
@@ -94,7 +97,8 @@ fn add(found: &mut BTreeMap<String, Listed>, location: PathBuf, name: PathBuf) -
         })
     };
     let name = text(name)?;
-    let entry = Listed { location: text(location)?, name: name.clone(), size: metadata.len() };
+    let entry =
+        Listed { location: text(location)?, name: name.clone(), size: metadata.len(), version: Version::default() };
     found.entry(name).or_insert(entry);
     Ok(())
 }
@@ -174,7 +178,8 @@ impl Walk<'_> {
         for entry in entries {
             let entry = entry.map_err(failed)?;
             let name = folder.join(entry.file_name());
-            if entry.file_name().to_string_lossy().starts_with('.') && !(self.hidden && self.dot_is_spelled(&name)) {
+            let own = entry.file_name().to_string_lossy().into_owned();
+            if own.starts_with('.') && !(self.hidden && dot_is_spelled(self.pattern, &own)) {
                 continue;
             }
             let kind = entry.file_type().map_err(failed)?;
@@ -192,17 +197,13 @@ impl Walk<'_> {
         }
         Ok(())
     }
+}
 
-    /// Whether the pattern has a part with a leading dot that could stand for the last part of `name`.
-    fn dot_is_spelled(&self, name: &Path) -> bool {
-        let last = name.file_name().map(|last| last.to_string_lossy().into_owned()).unwrap_or_default();
-        self.pattern.split('/').filter(|part| part.starts_with('.')).any(|part| {
-            GlobBuilder::new(part)
-                .literal_separator(true)
-                .build()
-                .is_ok_and(|glob| glob.compile_matcher().is_match(&last))
-        })
-    }
+/// Whether the pattern has a part with a leading dot that could stand for `name`, a file's or folder's own.
+pub(super) fn dot_is_spelled(pattern: &str, name: &str) -> bool {
+    pattern.split('/').filter(|part| part.starts_with('.')).any(|part| {
+        GlobBuilder::new(part).literal_separator(true).build().is_ok_and(|glob| glob.compile_matcher().is_match(name))
+    })
 }
 
 #[cfg(test)]

@@ -41,6 +41,13 @@ impl LocalFile {
         }
         Ok(LocalFile { file, path: path.to_owned(), size: metadata.len() })
     }
+
+    /// A file that is open already; `name` is for errors.
+    pub(super) fn of(file: File, name: &str) -> Result<LocalFile> {
+        let failed = |error| Error::new(ErrorKind::Read, format!("can't read {name}")).because(error);
+        let size = file.metadata().map_err(failed)?.len();
+        Ok(LocalFile { file, path: name.into(), size })
+    }
 }
 
 impl Object for LocalFile {

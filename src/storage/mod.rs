@@ -4,17 +4,50 @@
 //! Holds: an object's size is the one seen when it was opened; a read that finds less is an error, never a short read in
 //! silence. A plan carries its [`Store`], so there is no global table of them; one that takes several schemes hands each
 //! location on by its prefix. Does not know: formats, compression, records.
+//!
+//! ```text
+//! stores.rs    every scheme behind one Store: listing, opening, putting
+//! list.rs      globs of local files               local.rs   local files
+//! address.rs   s3://, https://, hf://             hub.rs     listings of the hub, tokenizers from it
+//! remote.rs    one remote object of one version   ahead.rs   what a reader will want next
+//! cache.rs     blocks on a local disk
+//! network.rs   a range fetched, all of it         retry.rs   when a request is tried again
+//! s3.rs        http.rs                            options.rs [storage]
+//! ```
 
+mod address;
+mod ahead;
+mod cache;
+mod http;
+mod hub;
 mod list;
 mod local;
+mod network;
+mod options;
+mod remote;
+mod retry;
+#[cfg_attr(not(feature = "s3"), path = "s3_absent.rs")]
+mod s3;
+mod stores;
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+pub use address::{scheme, shown};
+pub(crate) use hub::cached_tokenizer;
+pub use hub::tokenizer_folder;
 pub use list::{Listed, list};
 pub use local::LocalFile;
+pub use options::{
+    CacheOptions, Environment, HttpOptions, HubOptions, RetryOptions, S3Options, Secret, StorageOptions,
+};
+pub use retry::Traffic;
+pub use stores::{Stores, read_ahead_bytes};
 
 use crate::error::{Error, ErrorKind, Result, panic_message};
 
@@ -34,6 +67,31 @@ pub trait Store: Debug + Send + Sync {
     /// * `NotFound` - nothing is there.
     /// * `Read` - it can't be opened.
     fn open(&self, location: &str) -> Result<Arc<dyn Object>>;
+
+    /// Opens the object of the size and version that were listed, which saves asking for them.
+    ///
+    /// # Errors
+    /// As [`Store::open`]; that it is another version may come out at the first read only.
+    fn open_version(&self, location: &str, _size: u64, _version: &Version) -> Result<Arc<dyn Object>> {
+        self.open(location)
+    }
+
+    /// What was asked of remote servers so far.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+}
+
+/// Which version of a remote object is meant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Version {
+    /// The ETag as the server writes it, else `modified` and a time; `None` for local files, and where a server says neither.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// The server gives the object as a whole only, so it is copied before it is read.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
 }
 
 /// The files of this machine.
@@ -61,6 +119,29 @@ pub trait Object: Send + Sync {
     /// # Errors
     /// * `Read` - the bytes can't be read, or the object ends before [`Object::size`].
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
+
+    /// A view for one reader that will read `range` about in order, and then perhaps a little more; `None` where that is no
+    /// better than the object itself. `steps`: at first it will step over parts of it.
+    fn reader(&self, _range: Range<u64>, _steps: bool) -> Option<Arc<dyn Object>> {
+        None
+    }
+
+    /// The same object read afresh, each byte until two reads agree: for who found damage that may have happened on the way.
+    /// `None` where reading again would give the same.
+    fn read_again(&self) -> Option<Arc<dyn Object>> {
+        None
+    }
+}
+
+/// What reads `range` of `object` in order.
+pub(crate) fn reader(object: &Arc<dyn Object>, range: Range<u64>, steps: bool) -> Arc<dyn Object> {
+    object.reader(range, steps).unwrap_or_else(|| object.clone())
+}
+
+/// Hex MD5, the sum that object stores keep.
+pub(crate) fn md5_hex(bytes: &[u8]) -> String {
+    use md5::Digest;
+    md5::Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// An object held to its promises: a short read and a panic become errors, so no decoder takes them for an end or for
@@ -82,5 +163,13 @@ impl Object for Checked {
             return Err(Error::new(ErrorKind::Read, detail));
         }
         Ok(found)
+    }
+
+    fn reader(&self, range: Range<u64>, steps: bool) -> Option<Arc<dyn Object>> {
+        Some(Arc::new(Checked(self.0.reader(range, steps)?)))
+    }
+
+    fn read_again(&self) -> Option<Arc<dyn Object>> {
+        Some(Arc::new(Checked(self.0.read_again()?)))
     }
 }

@@ -37,7 +37,8 @@ use vocabulary::Vocabulary;
 #[serde(deny_unknown_fields, default)]
 pub struct TokenizerOptions {
     /// A built-in (`gpt2`, `cl100k_base`, `o200k_base`, `bytes`), or the path of a `tokenizer.json`, `*.tiktoken`,
-    /// SentencePiece `*.model` or `tekken.json`, or of a folder that holds one.
+    /// SentencePiece `*.model` or `tekken.json`, or of a folder that holds one; or `hf://owner/model@revision`, which is taken
+    /// from the hub, or from where Hugging Face's libraries keep what they took from it.
     pub path: String,
     /// Which engine encodes. The ids are the same with each.
     pub engine: EngineChoice,
@@ -55,6 +56,10 @@ pub struct TokenizerOptions {
     pub pad_token: Option<String>,
     /// The regular expression that splits text for a `*.tiktoken` file that isn't a known one.
     pub pattern: Option<String>,
+    /// How to reach the hub. Not written here in the file.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub storage: crate::storage::StorageOptions,
 }
 
 impl Default for TokenizerOptions {
@@ -69,6 +74,7 @@ impl Default for TokenizerOptions {
             bos_token: None,
             pad_token: None,
             pattern: None,
+            storage: Default::default(),
         }
     }
 }
@@ -155,6 +161,10 @@ impl Tokenizer {
         }
         let mut definition = match builtin::definition(&options.path)? {
             Some(definition) => definition,
+            None if options.path.starts_with("hf://") => {
+                let folder = crate::storage::tokenizer_folder(&options.storage, &options.path)?;
+                files::definition(&folder.to_string_lossy(), options.pattern.as_deref())?
+            }
             None => files::definition(&options.path, options.pattern.as_deref())?,
         };
         let reference = engine::Reference::load(&mut definition, options.special_tokens)

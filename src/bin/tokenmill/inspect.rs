@@ -21,6 +21,7 @@ use tokenmill::state;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::{Color, InspectArguments};
+use crate::run::with_environment;
 use crate::table::count;
 use crate::visible::{Lines, Style, paint, safe, shorten};
 
@@ -31,7 +32,7 @@ pub fn inspect(arguments: &InspectArguments) -> Result<()> {
     if is_checkpoint(&arguments.path)? {
         return crate::inspect_state::inspect(&arguments.path);
     }
-    let config = Config::load(&arguments.path, &arguments.overrides)?;
+    let config = with_environment(Config::load(&arguments.path, &arguments.overrides)?);
     let mut plan = Plan::new(&config)?;
     // Blocks one by one, so an error comes after all blocks before it.
     plan.config.batch_size = 1;

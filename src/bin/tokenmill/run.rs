@@ -21,7 +21,12 @@ use crate::sink::{Before, Sink};
 pub fn load_config(arguments: &ConfigArguments, threads: Option<u32>) -> Result<Config> {
     let mut overrides = arguments.overrides.clone();
     overrides.extend(threads.map(|threads| format!("runtime.threads={threads}")));
-    Config::load(&arguments.config, &overrides)
+    Ok(with_environment(Config::load(&arguments.config, &overrides)?))
+}
+
+/// A config with what this process' environment says: the library asks for none of it.
+pub fn with_environment(config: Config) -> Config {
+    config.with_environment(|name| std::env::var(name).ok())
 }
 
 /// Runs, and gives the exit status.

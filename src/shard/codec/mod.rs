@@ -4,6 +4,7 @@
 //! what lies before the damage is still delivered, and where that is doesn't depend on how much was asked for at once; a stream that ends in the middle, or is followed by bytes that are no stream,
 //! is an error; memory is the input buffer and the codec's state, whatever a header claims. Does not know: records.
 
+mod again;
 mod bzip2;
 mod gzip;
 mod lz4;
@@ -12,6 +13,7 @@ mod zstd;
 
 use std::sync::Arc;
 
+pub(crate) use self::again::Again;
 pub(crate) use self::zstd::{FRAME_MAGIC, FrameHeader, Zstd, is_skippable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::Object;

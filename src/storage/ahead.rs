@@ -1,0 +1,232 @@
+//! Reading ahead: one reader's way through a remote object, fetched in parts before it asks.
+//!
+//! Comes in: reads about in order, and where they will end. Goes out: the bytes. Holds: parts are fetched side by side and handed out in
+//! order; one reader holds less than 64 MiB, and all together what [`Budget`] allows, or a small part each where that is less;
+//! nothing beyond the reader's end is fetched ahead. A reader that jumps starts with small parts again, so that stepping over
+//! what isn't wanted costs little. Does not know: what is read.
+//!
+//! ```text
+//! reader at 5, part = 4, end = 22      |4..8 in use|8..12 there|12..16 under way|16..20 under way|  20..22 not yet
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use bytes::Bytes;
+
+use super::Object;
+use super::remote::Remote;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The first part after a jump, and the smallest.
+pub(super) const PART_MIN: u64 = 64 << 10;
+/// A gap of so many bytes is read through: asking anew would take longer.
+const GAP_MAX: u64 = 256 << 10;
+/// Parts that one reader holds, and their bytes, at most.
+const PARTS_MAX: u64 = 5;
+const READER_MAX: u64 = 48 << 20;
+
+/// What all readers hold together.
+#[derive(Debug)]
+pub(super) struct Budget {
+    pub(super) most: u64,
+    held: AtomicU64,
+    readers: AtomicU64,
+    /// The most that was held at any time.
+    peak: AtomicU64,
+}
+
+impl Budget {
+    pub(super) fn new(most: u64) -> Budget {
+        Budget { most, held: AtomicU64::new(0), readers: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    /// The largest part that leaves each reader two of them.
+    fn part(&self, wanted: u64) -> u64 {
+        let readers = self.readers.load(Ordering::Relaxed).max(1);
+        wanted.min(self.most / (2 * readers)).max(PART_MIN)
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes that are held, until it is dropped.
+pub(super) struct Held {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Held {
+    pub(super) fn take(budget: &Arc<Budget>, bytes: u64) -> Held {
+        let now = budget.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        budget.peak.fetch_max(now, Ordering::Relaxed);
+        Held { budget: budget.clone(), bytes }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A part that is there, or under way.
+struct Part {
+    range: Range<u64>,
+    state: PartState,
+    abort: tokio::task::AbortHandle,
+    _held: Held,
+}
+
+enum PartState {
+    Fetching(mpsc::Receiver<Result<Bytes>>),
+    There(Bytes),
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.abort.abort();
+    }
+}
+
+impl Part {
+    fn bytes(&mut self) -> Result<&Bytes> {
+        if let PartState::Fetching(receiver) = &self.state {
+            let result = receiver.recv().unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Internal, "a task of the network panicked, or was ended"))
+            });
+            self.state = PartState::There(result?);
+        }
+        match &self.state {
+            PartState::There(bytes) => Ok(bytes),
+            PartState::Fetching(_) => unreachable!("it was taken in above"),
+        }
+    }
+}
+
+/// One reader's view of a remote object.
+pub(super) struct Ahead {
+    object: Arc<Remote>,
+    budget: Arc<Budget>,
+    /// Where the reader is expected to end.
+    end: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// In order, without gaps.
+    parts: VecDeque<Part>,
+    /// Offset of the next part to fetch.
+    next: u64,
+    /// Its size, as far as the budget allows.
+    size: u64,
+}
+
+impl Ahead {
+    /// A reader that is expected to read `range`, from its start on; `steps`: with jumps at first.
+    pub(super) fn new(object: Arc<Remote>, budget: Arc<Budget>, range: Range<u64>, steps: bool) -> Ahead {
+        budget.readers.fetch_add(1, Ordering::Relaxed);
+        let size = if steps { PART_MIN } else { object.part_size() };
+        let state = State { next: range.start, size, ..State::default() };
+        Ahead { object, budget, end: range.end, state: Mutex::new(state) }
+    }
+
+    /// Starts to fetch the next part, which doesn't have to lie before the reader's end; `needed` is what is asked for now.
+    fn request(&self, state: &mut State, needed: u64) -> Result<()> {
+        let size = self.budget.part(state.size);
+        let start = state.next;
+        // What lies behind the end is the rest of a record, or another reader's.
+        let end = match start < self.end {
+            true => (start + size).min(self.end),
+            false => start + needed.clamp(1, size),
+        };
+        let range = start..end.min(self.object.size());
+        let held = Held::take(&self.budget, range.end - range.start);
+        let (object, wanted) = (self.object.clone(), range.clone());
+        let (receiver, abort) = self.object.network().spawn(async move { object.fetch(wanted).await })?;
+        state.next = range.end;
+        state.size = (state.size * 2).min(self.object.part_size());
+        state.parts.push_back(Part { range, state: PartState::Fetching(receiver), abort, _held: held });
+        Ok(())
+    }
+
+    /// Fetches ahead what the bounds allow.
+    fn top_up(&self, state: &mut State) -> Result<()> {
+        let full = self.object.part_size();
+        let most = READER_MAX.min(PARTS_MAX * full);
+        while state.next < self.end && state.size == full {
+            let size = self.budget.part(full).min(self.end - state.next);
+            let own =
+                state.parts.back().map_or(0, |back| back.range.end) - state.parts.front().map_or(0, |f| f.range.start);
+            let all = self.budget.held.load(Ordering::Relaxed);
+            if own + size > most || all + size > self.budget.most {
+                break;
+            }
+            self.request(state, 0)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.budget.readers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Object for Ahead {
+    fn size(&self) -> u64 {
+        self.object.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let wanted = self.size().saturating_sub(offset).min(buf.len() as u64) as usize;
+        if wanted == 0 {
+            return Ok(0);
+        }
+        if let Some(there) = self.object.at_hand(offset, wanted) {
+            buf[..wanted].copy_from_slice(&there);
+            return Ok(wanted);
+        }
+        let mut state = self.state.lock().expect("a reader that panicked isn't used again");
+        let state = &mut *state;
+        while state.parts.front().is_some_and(|part| part.range.end <= offset) {
+            state.parts.pop_front();
+        }
+        let follows = match state.parts.front() {
+            Some(part) => part.range.start <= offset,
+            None => state.next <= offset && offset - state.next <= GAP_MAX,
+        };
+        if !follows {
+            state.parts.clear();
+            state.next = offset;
+            state.size = PART_MIN.min(self.object.part_size());
+        }
+        let mut filled = 0;
+        while filled < wanted {
+            let at = offset + filled as u64;
+            while state.next <= at {
+                self.request(state, offset + wanted as u64 - state.next)?;
+                // Of a gap that is read through, nothing is kept.
+                while state.parts.front().is_some_and(|part| part.range.end <= offset) {
+                    state.parts.front_mut().expect("looked at").bytes()?;
+                    state.parts.pop_front();
+                }
+            }
+            self.top_up(state)?;
+            let part = state.parts.iter_mut().find(|part| part.range.contains(&at)).expect("parts have no gaps");
+            let from = (at - part.range.start) as usize;
+            let bytes = part.bytes()?;
+            let count = (bytes.len() - from).min(wanted - filled);
+            buf[filled..filled + count].copy_from_slice(&bytes[from..from + count]);
+            filled += count;
+        }
+        self.top_up(state)?;
+        Ok(filled)
+    }
+}

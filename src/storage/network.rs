@@ -1,0 +1,357 @@
+//! The network as the remote stores share it: one runtime, its clients, and how a range of an object is fetched.
+//!
+//! Comes in: an address, a version and a range. Goes out: the bytes, all of them, or an error that says what to check. Holds: a body
+//! that is cut, too short or stalls is gone on with from the byte reached; every byte is of the version that was asked for; requests
+//! under way are bounded. Does not know: who reads ahead, or why.
+//!
+//! The runtime's threads start with the first request. A process that forked gets a runtime and clients of its own, since threads
+//! don't survive a fork. Callers wait on channels and never block on a future, so they may be called from any thread, of
+//! another runtime as well.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+
+use bytes::Bytes;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Semaphore;
+
+use super::address::{Address, Target};
+use super::retry::{Counters, Fault, Tries};
+use super::{StorageOptions, Version, http};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Threads of the runtime: they wait, copy and decrypt.
+const THREADS: usize = 2;
+
+/// Reads of the same bytes that may differ before it is an error.
+const READS_MAX: usize = 5;
+
+/// What all remote stores of a plan share.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) options: StorageOptions,
+    pub(crate) counters: Counters,
+    live: Mutex<Option<Arc<Live>>>,
+    /// Whether MD5 tags of a bucket turned out to be something else.
+    other_tags: Mutex<std::collections::BTreeSet<String>>,
+}
+
+/// What a process has of its own: threads and connections.
+#[derive(Debug)]
+pub(crate) struct Live {
+    process: u32,
+    runtime: Option<Runtime>,
+    handle: Handle,
+    http: OnceLock<Result<reqwest::Client>>,
+    http_permits: Semaphore,
+    #[cfg(feature = "s3")]
+    pub(crate) s3: tokio::sync::OnceCell<aws_sdk_s3::Client>,
+    #[cfg(feature = "s3")]
+    s3_permits: Semaphore,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // The last to hold it may be a task of the runtime itself, which mustn't wait for its own end.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Live {
+    fn start(options: &StorageOptions) -> Result<Live> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("tokenmill-net")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::new(ErrorKind::Internal, "can't start the network's threads").because(error))?;
+        Ok(Live {
+            process: std::process::id(),
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+            http: OnceLock::new(),
+            http_permits: Semaphore::new(options.http.concurrency as usize),
+            #[cfg(feature = "s3")]
+            s3: tokio::sync::OnceCell::new(),
+            #[cfg(feature = "s3")]
+            s3_permits: Semaphore::new(options.s3.concurrency as usize),
+        })
+    }
+
+    /// The client of HTTP.
+    pub(crate) fn http(&self, options: &StorageOptions) -> Result<&reqwest::Client> {
+        self.http.get_or_init(|| http::client(options)).as_ref().map_err(Error::clone)
+    }
+
+    fn permits(&self, target: &Target) -> &Semaphore {
+        match target {
+            #[cfg(feature = "s3")]
+            Target::S3 { .. } => &self.s3_permits,
+            _ => &self.http_permits,
+        }
+    }
+}
+
+/// One range of one version of an object.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) address: Arc<Address>,
+    pub(crate) version: Version,
+    /// Size of the whole object.
+    pub(crate) size: u64,
+    pub(crate) range: Range<u64>,
+}
+
+/// A response's body under way.
+pub(crate) struct Body {
+    pub(crate) from: BodyFrom,
+    /// Bytes to pass over: the server began before what was asked for.
+    pub(crate) skip: u64,
+    /// MD5 of the whole object, where the response is all of it and says so: hex.
+    pub(crate) md5: Option<String>,
+}
+
+pub(crate) enum BodyFrom {
+    Http(reqwest::Response),
+    #[cfg(feature = "s3")]
+    S3(aws_sdk_s3::primitives::ByteStream),
+}
+
+impl Body {
+    async fn next(&mut self) -> std::result::Result<Option<Bytes>, String> {
+        match &mut self.from {
+            BodyFrom::Http(response) => response.chunk().await.map_err(|error| chain(&error)),
+            #[cfg(feature = "s3")]
+            BodyFrom::S3(stream) => stream.next().await.transpose().map_err(|error| chain(&error)),
+        }
+    }
+}
+
+/// The messages of an error and of its causes, without URLs: those may hold secrets.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = String::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let message = error.to_string();
+        let message = message.split(" for url (").next().unwrap_or_default();
+        if !text.ends_with(message) {
+            text += if text.is_empty() { "" } else { ": " };
+            text += message;
+        }
+        next = error.source();
+    }
+    text
+}
+
+impl Network {
+    pub(crate) fn new(options: StorageOptions) -> Network {
+        Network { options, counters: Counters::default(), live: Mutex::new(None), other_tags: Mutex::default() }
+    }
+
+    /// This process' runtime and clients.
+    pub(crate) fn live(&self) -> Result<Arc<Live>> {
+        let mut live = self.live.lock().expect("no panic happens while it is held");
+        if let Some(there) = live.as_ref().filter(|live| live.process == std::process::id()) {
+            return Ok(there.clone());
+        }
+        // The parent's threads aren't here, so nothing of it can be ended: it is left as it is.
+        std::mem::forget(live.take());
+        Ok(live.insert(Arc::new(Live::start(&self.options)?)).clone())
+    }
+
+    /// Runs a task on the runtime; what it gives comes out of the receiver.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Result<(mpsc::Receiver<T>, tokio::task::AbortHandle)> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let task = self.live()?.handle.spawn(async move {
+            // Who asked may have gone.
+            let _ = sender.send(task.await);
+        });
+        Ok((receiver, task.abort_handle()))
+    }
+
+    /// Runs a task on the runtime and waits for it.
+    pub(crate) fn run<T: Send + 'static>(&self, task: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        let (result, _) = self.spawn(task)?;
+        result.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a task of the network panicked")))
+    }
+
+    /// Asks for the bytes of `wanted` from `from` on.
+    async fn begin(&self, live: &Live, wanted: &Wanted, from: u64) -> Result<Body, Fault> {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let limit = self.options.retry.response_timeout;
+        let begin = async {
+            match &wanted.address.target {
+                Target::S3 { bucket, key } => super::s3::get(self, live, wanted, bucket, key, from).await,
+                Target::Http(_) | Target::Hub(_) => http::get(self, live, wanted, from).await,
+            }
+        };
+        tokio::time::timeout(limit.0, begin)
+            .await
+            .unwrap_or_else(|_| Err(Fault::passing("timeout", format!("no response within {limit}"))))
+    }
+
+    /// One try: hands what comes to `out`, `got` being the bytes that it has.
+    async fn try_fetch(
+        &self,
+        live: &Live,
+        wanted: &Wanted,
+        got: &mut u64,
+        out: &mut (dyn FnMut(&[u8]) -> Result<()> + Send),
+    ) -> Result<Option<String>, Fault> {
+        let length = wanted.range.end - wanted.range.start;
+        let _permit = live.permits(&wanted.address.target).acquire().await.expect("it is never closed");
+        let mut body = self.begin(live, wanted, wanted.range.start + *got).await?;
+        let limit = self.options.retry.idle_timeout;
+        loop {
+            let bytes = tokio::time::timeout(limit.0, body.next()).await.map_err(|_| {
+                Fault::passing("stall", format!("no byte for {limit} after {got} of {length} bytes of the body"))
+            })?;
+            let bytes = bytes.map_err(|error| {
+                let kind = if error.to_ascii_lowercase().contains("checksum") { "checksum" } else { "cut" };
+                Fault::passing(kind, format!("the body broke off after {got} of {length} bytes ({error})"))
+            })?;
+            let Some(bytes) = bytes else { break };
+            self.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let passed = body.skip.min(bytes.len() as u64);
+            body.skip -= passed;
+            let rest = &bytes[passed as usize..];
+            if body.skip > 0 || rest.is_empty() {
+                continue;
+            }
+            let room = (length - *got).min(rest.len() as u64);
+            out(&rest[..room as usize])?;
+            *got += room;
+            if room < rest.len() as u64 {
+                // A server without ranges sends all of the object; nothing more of it is wanted.
+                break;
+            }
+        }
+        if *got < length {
+            return Err(Fault::passing("short", format!("the body ended after {got} of {length} bytes")));
+        }
+        Ok(body.md5)
+    }
+
+    /// Fetches a range, as often as the policy allows; hands the bytes to `out` in order. `restart` is called where all has to come
+    /// once more. Returns the MD5 of the whole object, if the server said it and all of it was fetched at once.
+    pub(crate) async fn fetch_to(
+        &self,
+        live: &Live,
+        wanted: &Wanted,
+        out: &mut (dyn FnMut(Option<&[u8]>) -> Result<()> + Send),
+    ) -> Result<Option<String>> {
+        let Range { start, end } = wanted.range;
+        let what = format!("{}, bytes {start} to {}", wanted.address.shown, end.saturating_sub(1));
+        let mut tries = Tries::new(&self.options.retry, &self.counters, what);
+        let mut got = 0;
+        if start == end {
+            return Ok(None);
+        }
+        loop {
+            let before = got;
+            let result = self.try_fetch(live, wanted, &mut got, &mut |bytes| out(Some(bytes))).await;
+            let fault = match result {
+                // Of a body that was gone on with, only a part is what the server summed up.
+                Ok(md5) => return Ok(md5.filter(|_| before == 0)),
+                Err(fault) => fault,
+            };
+            let mut progress = got > before;
+            if got == end - start || matches!(fault, Fault::Passing { kind: "checksum", .. }) {
+                // All came, and it isn't what was sent.
+                (got, progress) = (0, false);
+                out(None)?;
+            }
+            tries.again(fault, progress).await?;
+        }
+    }
+
+    /// Fetches a range into memory.
+    pub(crate) async fn fetch(&self, live: &Live, wanted: &Wanted) -> Result<Vec<u8>> {
+        let whole = wanted.range == (0..wanted.size);
+        let mut earlier: Vec<Vec<u8>> = Vec::new();
+        loop {
+            let mut bytes = Vec::with_capacity((wanted.range.end - wanted.range.start) as usize);
+            let said = self
+                .fetch_to(live, wanted, &mut |piece| {
+                    match piece {
+                        Some(piece) => bytes.extend_from_slice(piece),
+                        None => bytes.clear(),
+                    }
+                    Ok(())
+                })
+                .await?;
+            let bucket = self.tagged_bucket(wanted);
+            let Some(expected) = said.or_else(|| bucket.as_ref().and_then(|_| md5_tag(&wanted.version))) else {
+                return Ok(bytes);
+            };
+            if !whole || super::md5_hex(&bytes) == expected {
+                return Ok(bytes);
+            }
+            if earlier.contains(&bytes) {
+                // Twice the same: what looks like an MD5 isn't one here, as with a server's own encryption.
+                if let Some(bucket) = bucket {
+                    tracing::debug!("the ETags of {bucket} aren't MD5 sums");
+                    self.other_tags.lock().expect("no panic happens while it is held").insert(bucket);
+                }
+                return Ok(bytes);
+            }
+            let found = format!("found other bytes than the checksum {expected} of the object says");
+            if earlier.len() + 1 == READS_MAX {
+                return Err(self.always_different(wanted));
+            }
+            self.counters.retried("checksum");
+            tracing::warn!("retrying {}: {found}", wanted.address.shown);
+            earlier.push(bytes);
+        }
+    }
+
+    /// Fetches a range until two reads agree: for who found damage in what was read.
+    pub(crate) async fn fetch_twice(&self, live: &Live, wanted: &Wanted) -> Result<Vec<u8>> {
+        let mut earlier: Vec<Vec<u8>> = Vec::new();
+        loop {
+            let bytes = self.fetch(live, wanted).await?;
+            if earlier.contains(&bytes) {
+                return Ok(bytes);
+            }
+            if earlier.len() + 1 == READS_MAX {
+                return Err(self.always_different(wanted));
+            }
+            if !earlier.is_empty() {
+                self.counters.retried("checksum");
+            }
+            earlier.push(bytes);
+        }
+    }
+
+    fn always_different(&self, wanted: &Wanted) -> Error {
+        let Range { start, end } = wanted.range;
+        Error::new(
+            ErrorKind::Read,
+            format!(
+                "{}: found different bytes in each of {READS_MAX} reads of bytes {start} to {}, expected the same; the                  network or the server damages them",
+                wanted.address.shown,
+                end.saturating_sub(1)
+            ),
+        )
+    }
+
+    /// The bucket, where its ETags may be MD5 sums.
+    fn tagged_bucket(&self, wanted: &Wanted) -> Option<String> {
+        let Target::S3 { bucket, .. } = &wanted.address.target else { return None };
+        let other = self.other_tags.lock().expect("no panic happens while it is held").contains(bucket);
+        (!other).then(|| bucket.clone())
+    }
+}
+
+/// The MD5 that an S3 ETag is, if it looks like one: of an object put in one part, without keys of its own.
+fn md5_tag(version: &Version) -> Option<String> {
+    let tag = version.tag.as_deref()?.trim_matches('"');
+    (tag.len() == 32 && tag.bytes().all(|b| b.is_ascii_hexdigit())).then(|| tag.to_ascii_lowercase())
+}

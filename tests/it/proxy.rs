@@ -1,0 +1,240 @@
+//! A proxy on loopback that damages every n-th response to a GET of an object, and can be dead for a while.
+
+use std::io::{BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::server::read_request;
+
+/// What happens to a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damage {
+    Nothing,
+    /// The connection is reset after so many bytes of the body.
+    Cut(usize),
+    /// The connection ends in order, with the body too short.
+    Short(usize),
+    /// 503 in place of the response.
+    Busy,
+    /// It comes late.
+    Late(Duration),
+    /// Nothing more comes after so many bytes, for as long as the test runs.
+    Stalls(usize),
+    /// One byte of the body is another.
+    Flipped(usize),
+}
+
+pub struct Proxy {
+    pub address: SocketAddr,
+    pub state: Arc<State>,
+}
+
+pub struct State {
+    upstream: SocketAddr,
+    damage: Mutex<Damage>,
+    every: u64,
+    /// GETs of objects, and how many of them were damaged.
+    pub gets: AtomicU64,
+    pub damaged: AtomicU64,
+    /// Connections are refused, and those there are cut.
+    pub dead: AtomicBool,
+    stopped: AtomicBool,
+}
+
+impl Proxy {
+    pub fn start(upstream: SocketAddr, damage: Damage, every: u64) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let state = Arc::new(State {
+            upstream,
+            damage: Mutex::new(damage),
+            every,
+            gets: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        });
+        let shared = state.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                if shared.stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                let state = shared.clone();
+                std::thread::spawn(move || {
+                    let _ = state.serve(stream);
+                });
+            }
+        });
+        Proxy { address, state }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}/{path}", self.address)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.state.stopped.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn reset(stream: &TcpStream) {
+    #[cfg(unix)]
+    {
+        use std::os::fd::AsRawFd;
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: the socket is open, and the option's value is of the type and size that it has.
+        unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as libc::socklen_t,
+            );
+        }
+    }
+}
+
+impl State {
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    fn serve(&self, client: TcpStream) -> std::io::Result<()> {
+        if self.is_dead() {
+            reset(&client);
+            return Ok(());
+        }
+        client.set_nodelay(true)?;
+        let upstream = TcpStream::connect(self.upstream)?;
+        upstream.set_nodelay(true)?;
+        let (mut from_client, mut to_client) = (BufReader::new(client.try_clone()?), client);
+        let (mut from_server, mut to_server) = (BufReader::new(upstream.try_clone()?), upstream);
+        while let Some((method, target, headers)) = read_request(&mut from_client)? {
+            let mut body = vec![0; headers.get("content-length").and_then(|n| n.parse().ok()).unwrap_or(0)];
+            from_client.read_exact(&mut body)?;
+            let path = target.split('?').next().unwrap_or_default().trim_matches('/');
+            // A listing of a bucket is no object.
+            let counts = method == "GET" && !target.contains("list-type") && !path.is_empty();
+            let damage = match counts {
+                true if (self.gets.fetch_add(1, Ordering::SeqCst) + 1).is_multiple_of(self.every) => {
+                    *self.damage.lock().expect("no panic")
+                }
+                _ => Damage::Nothing,
+            };
+            if damage != Damage::Nothing {
+                self.damaged.fetch_add(1, Ordering::SeqCst);
+            }
+            if damage == Damage::Busy {
+                let xml = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+                write!(
+                    to_client,
+                    "HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: {}\r\n\r\n{xml}",
+                    xml.len()
+                )?;
+                continue;
+            }
+            if let Damage::Late(time) = damage {
+                std::thread::sleep(time);
+            }
+            let mut request = format!("{method} {target} HTTP/1.1\r\n");
+            for (name, value) in &headers {
+                // A server that waits for it would wait for ever: the body is sent at once.
+                if name != "expect" {
+                    request += &format!("{name}: {value}\r\n");
+                }
+            }
+            if headers.contains_key("expect") {
+                to_client.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+                from_client.read_exact(&mut body)?;
+            }
+            to_server.write_all(request.as_bytes())?;
+            to_server.write_all(b"\r\n")?;
+            to_server.write_all(&body)?;
+            let Some((version, status, headers)) = read_request(&mut from_server)? else { return Ok(()) };
+            let mut head = format!("{version} {status} -\r\n");
+            for (name, value) in &headers {
+                head += &format!("{name}: {value}\r\n");
+            }
+            to_client.write_all(head.as_bytes())?;
+            to_client.write_all(b"\r\n")?;
+            if method == "HEAD" || matches!(status.as_str(), "204" | "304") {
+                continue;
+            }
+            if headers.get("transfer-encoding").is_some_and(|coding| coding == "chunked") {
+                self.pass_pieces(&mut from_server, &mut to_client)?;
+                continue;
+            }
+            let left = headers.get("content-length").and_then(|n| n.parse().ok()).unwrap_or(0);
+            if !self.pass_body(&mut from_server, &mut to_client, left, damage)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// A body of a length that is told; false when the connection is over.
+    fn pass_body(
+        &self,
+        from: &mut impl Read,
+        to: &mut TcpStream,
+        size: usize,
+        damage: Damage,
+    ) -> std::io::Result<bool> {
+        let mut buffer = vec![0; 64 << 10];
+        let mut sent = 0;
+        while sent < size {
+            let count = from.read(&mut buffer[..(size - sent).min(64 << 10)])?;
+            if count == 0 {
+                return Ok(false);
+            }
+            if self.is_dead() {
+                reset(to);
+                return Ok(false);
+            }
+            let bytes = &mut buffer[..count];
+            match damage {
+                Damage::Cut(at) | Damage::Short(at) | Damage::Stalls(at) if sent + count > at => {
+                    to.write_all(&bytes[..at.saturating_sub(sent)])?;
+                    match damage {
+                        Damage::Cut(_) => reset(to),
+                        Damage::Stalls(_) => {
+                            while !self.stopped.load(Ordering::Relaxed) {
+                                std::thread::sleep(Duration::from_millis(20));
+                            }
+                        }
+                        _ => {}
+                    }
+                    return Ok(false);
+                }
+                Damage::Flipped(at) if (sent..sent + count).contains(&at) => bytes[at - sent] ^= 1,
+                _ => {}
+            }
+            to.write_all(bytes)?;
+            sent += count;
+        }
+        Ok(true)
+    }
+
+    /// A body in pieces, each after its size.
+    fn pass_pieces(&self, from: &mut impl std::io::BufRead, to: &mut TcpStream) -> std::io::Result<()> {
+        loop {
+            let mut line = String::new();
+            from.read_line(&mut line)?;
+            to.write_all(line.as_bytes())?;
+            let size = usize::from_str_radix(line.trim().split(';').next().unwrap_or_default(), 16).unwrap_or(0);
+            let mut piece = vec![0; size + 2];
+            from.read_exact(&mut piece)?;
+            to.write_all(&piece)?;
+            if size == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
