@@ -148,18 +148,39 @@ impl Shard {
     /// * `Limit` - decompressing needs too much memory.
     /// * `Read` - the object can't be read.
     pub fn open(object: Arc<dyn Object>, name: Arc<str>, options: &ShardOptions) -> Result<Shard> {
-        let again = object.read_again();
-        let result = match (Shard::open_unnamed(object, name.clone(), options), again) {
-            // What can't be made sense of may have been damaged on the way.
-            (Err(error), Some(again)) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config) => {
-                Shard::open_unnamed(again, name.clone(), options).map_err(|_| error)
+        let open = |from: Arc<dyn Object>, data| Shard::open_unnamed(from, data, name.clone(), options);
+        // Compression of another kind than the name says, or none, may be a damaged first byte.
+        let odd = |shard: &Shard| shard.codec.name() != compression_by_name(&name);
+        let result = match object.read_again() {
+            Some(again) if object.is_doubtful() => {
+                let data = if again.in_memory() { again.clone() } else { object.clone() };
+                match open(again, data) {
+                    Ok(shard) if odd(&shard) => {
+                        Ok(object.read_again().and_then(|other| open(other, object).ok()).unwrap_or(shard))
+                    }
+                    result => result,
+                }
             }
-            (result, _) => result,
+            // What can't be made sense of may have been damaged on the way.
+            Some(again) => match open(object.clone(), object) {
+                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config) => {
+                    open(again.clone(), again).map_err(|_| error)
+                }
+                Ok(shard) if odd(&shard) => Ok(open(again.clone(), again).unwrap_or(shard)),
+                result => result,
+            },
+            None => open(object.clone(), object),
         };
         result.map_err(|error| error.in_shard(&name))
     }
 
-    fn open_unnamed(object: Arc<dyn Object>, name: Arc<str>, options: &ShardOptions) -> Result<Shard> {
+    /// Opens what is made of `object`; later reads are of `data`, the same object.
+    fn open_unnamed(
+        object: Arc<dyn Object>,
+        data: Arc<dyn Object>,
+        name: Arc<str>,
+        options: &ShardOptions,
+    ) -> Result<Shard> {
         for (key, value) in [("window", options.window), ("record_max", options.record_max)] {
             if value == 0 || value > SIZE_MAX {
                 return Err(Error::new(ErrorKind::Config, format!("{key} is {value}, expected 1 to {SIZE_MAX} bytes")));
@@ -182,7 +203,7 @@ impl Shard {
         let layout = match &separator {
             _ if format == Format::Parquet => {
                 let table = RowTable::open(
-                    object.clone(),
+                    (object.clone(), data.clone()),
                     &options.text_field,
                     options.span,
                     rows::SPLIT_MIN,
@@ -206,7 +227,7 @@ impl Shard {
         let field = FieldPath::new(&options.text_field);
         let (window, record_max) = (options.window, options.record_max);
         let skip_damage = options.skip_damage;
-        Ok(Shard { object, name, format, codec, field, separator, layout, window, record_max, skip_damage })
+        Ok(Shard { object: data, name, format, codec, field, separator, layout, window, record_max, skip_damage })
     }
 
     /// The name it was opened with.

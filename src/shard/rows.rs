@@ -139,10 +139,10 @@ pub(crate) struct RowTable {
 }
 
 impl RowTable {
-    /// Opens a file whose column is called `text_field`. Row groups are joined to units of about `span` bytes, and cut into parts of at
+    /// Opens a file whose column is called `text_field`; its footer is read from the first object, pages from the second, the same. Row groups are joined to units of about `span` bytes, and cut into parts of at
     /// least `split_min`; a file of fewer units than `units_min` becomes one unit, to be read in order.
     pub(crate) fn open(
-        object: Arc<dyn Object>,
+        (object, data): (Arc<dyn Object>, Arc<dyn Object>),
         text_field: &str,
         span: u64,
         split_min: u64,
@@ -154,7 +154,7 @@ impl RowTable {
             let detail = format!("parquet: found the {count} bytes {magic:02x?} at the start, expected PAR1");
             return Err(Error::new(ErrorKind::Corrupt, detail));
         }
-        let file = guard(|| SerializedFileReader::new(Chunks(object.clone())))?;
+        let file = guard(|| SerializedFileReader::new(Chunks(object)))?;
         let metadata = file.metadata();
         let columns = metadata.file_metadata().schema_descr().columns();
         let column = columns.iter().position(|column| column.path().string() == text_field).ok_or_else(|| {
@@ -211,7 +211,7 @@ impl RowTable {
                 }
             }
         }
-        let mut table = RowTable { file, object, column, level_max, group_starts, parts, in_order: false };
+        let mut table = RowTable { file, object: data, column, level_max, group_starts, parts, in_order: false };
         if table.units() > 0 && table.units() < units_min {
             table.in_order = true;
             table.parts = vec![Part {

@@ -131,6 +131,17 @@ pub trait Object: Send + Sync {
     fn read_again(&self) -> Option<Arc<dyn Object>> {
         None
     }
+
+    /// Whether all of it is in memory after the first read.
+    fn in_memory(&self) -> bool {
+        false
+    }
+
+    /// Whether bytes may come damaged and nothing would show it: then what everything else hangs on, as tables of frames and
+    /// footers, is read by [`Object::read_again`] from the first.
+    fn is_doubtful(&self) -> bool {
+        false
+    }
 }
 
 /// What reads `range` of `object` in order.
@@ -171,5 +182,13 @@ impl Object for Checked {
 
     fn read_again(&self) -> Option<Arc<dyn Object>> {
         Some(Arc::new(Checked(self.0.read_again()?)))
+    }
+
+    fn is_doubtful(&self) -> bool {
+        self.0.is_doubtful()
+    }
+
+    fn in_memory(&self) -> bool {
+        self.0.in_memory()
     }
 }

@@ -25,9 +25,6 @@ use crate::error::{Error, ErrorKind, Result};
 /// Threads of the runtime: they wait, copy and decrypt.
 const THREADS: usize = 2;
 
-/// Reads of the same bytes that may differ before it is an error.
-const READS_MAX: usize = 5;
-
 /// What all remote stores of a plan share.
 #[derive(Debug)]
 pub(crate) struct Network {
@@ -272,62 +269,84 @@ impl Network {
         }
     }
 
-    /// Fetches a range into memory.
+    /// Fetches a range into memory, unchecked. Each `variant` asks in another way, so that what damages the same place of each
+    /// response damages another place of the object.
+    async fn fetch_once(&self, live: &Live, wanted: &Wanted, variant: usize) -> Result<(Vec<u8>, Option<String>)> {
+        let Range { start, end } = wanted.range;
+        let mut bytes = Vec::with_capacity((end - start) as usize);
+        let shift = (variant as u64 * 37) % 1009;
+        let (ranges, extra) = match variant {
+            0 => (vec![start..end], 0),
+            _ if start >= shift => (vec![start - shift..end], shift),
+            _ => {
+                let middle = (start + variant as u64).min(end);
+                (vec![start..middle, middle..end], 0)
+            }
+        };
+        let mut said = None;
+        for range in ranges {
+            let (wanted, base) = (Wanted { range, ..wanted.clone() }, bytes.len());
+            let mut out = |piece: Option<&[u8]>| {
+                match piece {
+                    Some(piece) => bytes.extend_from_slice(piece),
+                    None => bytes.truncate(base),
+                }
+                Ok(())
+            };
+            said = self.fetch_to(live, &wanted, &mut out).await?;
+        }
+        bytes.drain(..extra as usize);
+        Ok((bytes, said.filter(|_| variant == 0)))
+    }
+
+    /// Fetches a range into memory; all of an object is compared with its sum, if that is known.
     pub(crate) async fn fetch(&self, live: &Live, wanted: &Wanted) -> Result<Vec<u8>> {
+        self.fetch_from(live, wanted, 0).await
+    }
+
+    async fn fetch_from(&self, live: &Live, wanted: &Wanted, first: usize) -> Result<Vec<u8>> {
         let whole = wanted.range == (0..wanted.size);
         let mut earlier: Vec<Vec<u8>> = Vec::new();
         loop {
-            let mut bytes = Vec::with_capacity((wanted.range.end - wanted.range.start) as usize);
-            let said = self
-                .fetch_to(live, wanted, &mut |piece| {
-                    match piece {
-                        Some(piece) => bytes.extend_from_slice(piece),
-                        None => bytes.clear(),
-                    }
-                    Ok(())
-                })
-                .await?;
+            let (bytes, said) = self.fetch_once(live, wanted, first + earlier.len()).await?;
             let bucket = self.tagged_bucket(wanted);
-            let Some(expected) = said.or_else(|| bucket.as_ref().and_then(|_| md5_tag(&wanted.version))) else {
-                return Ok(bytes);
-            };
-            if !whole || super::md5_hex(&bytes) == expected {
+            let expected = said.or_else(|| bucket.as_ref().and_then(|_| md5_tag(&wanted.version)));
+            let Some(expected) = expected.filter(|_| whole) else { return Ok(bytes) };
+            if super::md5_hex(&bytes) == expected {
                 return Ok(bytes);
             }
-            if earlier.contains(&bytes) {
-                // Twice the same: what looks like an MD5 isn't one here, as with a server's own encryption.
-                if let Some(bucket) = bucket {
-                    tracing::debug!("the ETags of {bucket} aren't MD5 sums");
-                    self.other_tags.lock().expect("no panic happens while it is held").insert(bucket);
+            earlier.push(bytes);
+            if let [a, b, c] = &earlier[..] {
+                if a == b && b == c {
+                    // What looks like an MD5 isn't one here, as with a server's own encryption.
+                    if let Some(bucket) = bucket {
+                        tracing::debug!("the ETags of {bucket} aren't MD5 sums");
+                        self.other_tags.lock().expect("no panic happens while it is held").insert(bucket);
+                    }
+                    return Ok(earlier.swap_remove(0));
                 }
-                return Ok(bytes);
-            }
-            let found = format!("found other bytes than the checksum {expected} of the object says");
-            if earlier.len() + 1 == READS_MAX {
-                return Err(self.always_different(wanted));
+                let best = majority(a, b, c).filter(|best| super::md5_hex(best) == expected);
+                return best.ok_or_else(|| self.always_different(wanted));
             }
             self.counters.retried("checksum");
-            tracing::warn!("retrying {}: {found}", wanted.address.shown);
-            earlier.push(bytes);
+            tracing::warn!(
+                "retrying {}: found other bytes than the object's checksum {expected} says",
+                wanted.address.shown
+            );
         }
     }
 
-    /// Fetches a range until two reads agree: for who found damage in what was read.
+    /// Fetches a range twice, and where the two differ once more: for who found damage in what was read, or can't see any.
     pub(crate) async fn fetch_twice(&self, live: &Live, wanted: &Wanted) -> Result<Vec<u8>> {
-        let mut earlier: Vec<Vec<u8>> = Vec::new();
-        loop {
-            let bytes = self.fetch(live, wanted).await?;
-            if earlier.contains(&bytes) {
-                return Ok(bytes);
-            }
-            if earlier.len() + 1 == READS_MAX {
-                return Err(self.always_different(wanted));
-            }
-            if !earlier.is_empty() {
-                self.counters.retried("checksum");
-            }
-            earlier.push(bytes);
+        let a = self.fetch_from(live, wanted, 0).await?;
+        let b = self.fetch_from(live, wanted, 1).await?;
+        if a == b {
+            return Ok(a);
         }
+        self.counters.retried("checksum");
+        tracing::warn!("retrying {}: found different bytes in two reads", wanted.address.shown);
+        let c = self.fetch_from(live, wanted, 2).await?;
+        majority(&a, &b, &c).ok_or_else(|| self.always_different(wanted))
     }
 
     fn always_different(&self, wanted: &Wanted) -> Error {
@@ -335,11 +354,28 @@ impl Network {
         Error::new(
             ErrorKind::Read,
             format!(
-                "{}: found different bytes in each of {READS_MAX} reads of bytes {start} to {}, expected the same; the                  network or the server damages them",
+                "{}: found different bytes in each of 3 reads of bytes {start} to {}, expected the same; the network or the server damages them",
                 wanted.address.shown,
                 end.saturating_sub(1)
             ),
         )
+    }
+
+    /// Whether an object comes over a connection without checks of its own.
+    pub(crate) fn is_plain(&self, address: &Address) -> bool {
+        let plain = |url: Option<&str>| url.is_some_and(|url| url.starts_with("http://"));
+        match &address.target {
+            Target::Http(url) => plain(Some(url.as_str())),
+            Target::Hub(_) => plain(Some(http::hub_endpoint(&self.options))),
+            Target::S3 { .. } => {
+                plain(self.options.s3.endpoint.as_deref().or(self.options.environment.s3_endpoint.as_deref()))
+            }
+        }
+    }
+
+    /// Whether an object that is fetched as a whole is compared with a sum.
+    pub(crate) fn has_sum(&self, wanted: &Wanted) -> bool {
+        self.tagged_bucket(wanted).is_some() && md5_tag(&wanted.version).is_some()
     }
 
     /// The bucket, where its ETags may be MD5 sums.
@@ -348,6 +384,12 @@ impl Network {
         let other = self.other_tags.lock().expect("no panic happens while it is held").contains(bucket);
         (!other).then(|| bucket.clone())
     }
+}
+
+/// The bytes that two of three reads have, if they do everywhere.
+fn majority(a: &[u8], b: &[u8], c: &[u8]) -> Option<Vec<u8>> {
+    let each = a.iter().zip(b).zip(c);
+    each.map(|((a, b), c)| if a == b || a == c { Some(*a) } else { (b == c).then_some(*b) }).collect()
 }
 
 /// The MD5 that an S3 ETag is, if it looks like one: of an object put in one part, without keys of its own.

@@ -228,6 +228,8 @@ pub struct Environment {
     pub hub_token: Option<Secret>,
     /// `HTTPS_PROXY` or `ALL_PROXY`.
     pub proxy: Option<String>,
+    /// `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, which the chain of AWS reads as well.
+    pub s3_endpoint: Option<String>,
 }
 
 impl Environment {
@@ -249,6 +251,7 @@ impl Environment {
             hub_offline: get("HF_HUB_OFFLINE")
                 .is_some_and(|value| matches!(value.trim().to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on")),
             hub_token: token.filter(|token| !token.is_empty()).map(Secret),
+            s3_endpoint: get("AWS_ENDPOINT_URL_S3").or_else(|| get("AWS_ENDPOINT_URL")),
             proxy: get("HTTPS_PROXY").or_else(|| get("https_proxy")).or_else(|| get("ALL_PROXY")),
         }
     }

@@ -133,23 +133,14 @@ impl Remote {
         self.network().run(async move { me.fetch(range).await })
     }
 
-    /// Fetches the end, until two reads agree: the tables that formats keep there have no checksums, and everything hangs on them.
-    fn fetch_tail(&self, range: Range<u64>) -> Result<Bytes> {
-        let me = self.me.upgrade().expect("whoever calls holds it");
-        self.network().run(async move {
-            let live = me.network().live()?;
-            me.network().fetch_twice(&live, &me.wanted(range)).await.map(Bytes::from).map_err(gone)
-        })
-    }
-
     /// What is kept in `slot`, fetched the first time.
-    fn kept(&self, slot: &Mutex<Option<(Bytes, Held)>>, range: Range<u64>, tail: bool) -> Result<Bytes> {
+    fn kept(&self, slot: &Mutex<Option<(Bytes, Held)>>, range: Range<u64>) -> Result<Bytes> {
         let mut slot = slot.lock().expect("no panic happens while it is held");
         if let Some((bytes, _)) = &*slot {
             return Ok(bytes.clone());
         }
         let held = Held::take(&self.shared.budget, range.end - range.start);
-        let bytes = if tail { self.fetch_tail(range)? } else { self.fetch_now(range)? };
+        let bytes = self.fetch_now(range)?;
         *slot = Some((bytes.clone(), held));
         Ok(bytes)
     }
@@ -197,9 +188,9 @@ impl Object for Remote {
         let head = self.head_range();
         let tail = self.size - TAIL.min(self.size);
         let (bytes, start) = if end <= head.end {
-            (self.kept(&self.head, head, false)?, 0)
+            (self.kept(&self.head, head)?, 0)
         } else if offset >= tail {
-            (self.kept(&self.tail, tail..self.size, true)?, tail)
+            (self.kept(&self.tail, tail..self.size)?, tail)
         } else {
             (self.fetch_now(offset..end)?, offset)
         };
@@ -223,6 +214,18 @@ impl Object for Remote {
         }
         let Remote { shared, address, version, size, part_size, .. } = self;
         Some(Remote::new(shared.clone(), address.clone(), version.clone(), *size, *part_size, true))
+    }
+
+    fn in_memory(&self) -> bool {
+        self.is_small()
+    }
+
+    fn is_doubtful(&self) -> bool {
+        // With TLS it would show, and in a small object with a sum as well.
+        let network = self.network();
+        !self.twice
+            && network.is_plain(&self.address)
+            && !(self.is_small() && network.has_sum(&self.wanted(0..self.size)))
     }
 }
 

@@ -98,6 +98,11 @@ pub(crate) trait Decode: Send {
         None
     }
 
+    /// How many of the bytes handed out so far were checked, as far as the format checks them.
+    fn checked(&self) -> u64 {
+        0
+    }
+
     /// After an error of kind `Corrupt`: goes to the next place that can be read alone; returns its uncompressed offset, which
     /// is at or behind what was handed out, or `None` if there is no such place.
     fn recover(&mut self) -> Option<u64> {

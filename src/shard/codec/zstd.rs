@@ -82,6 +82,9 @@ pub(crate) struct Zstd {
     in_frame: bool,
     /// Uncompressed offset of the next byte.
     position: u64,
+    /// Bytes handed out, and how many of them there were at the end of a frame.
+    handed: u64,
+    checked: u64,
     /// The frames as known beforehand, and the index of the next one.
     table: Option<(Arc<FrameTable>, usize)>,
     /// Offset in the object at which the unit ends.
@@ -112,6 +115,8 @@ impl Zstd {
             context,
             in_frame: false,
             position: 0,
+            handed: 0,
+            checked: 0,
             table: None,
             mark_at: None,
             mark: None,
@@ -285,6 +290,7 @@ impl Decode for Zstd {
             let room = self.frame_end.map_or(u64::MAX, |end| end.saturating_sub(self.position));
             let taken = (count as u64).min(room) as usize;
             self.position += taken as u64;
+            self.handed += taken as u64;
             if (count as u64) > room || left == 0 && self.frame_end.is_some_and(|end| end != self.position) {
                 let found = if taken < count { "more".to_owned() } else { self.position.to_string() };
                 let end = self.frame_end.unwrap_or(0);
@@ -293,6 +299,7 @@ impl Decode for Zstd {
                     Some(corrupt(Codec::Zstd, found, format!("{end}, as the seek table or the frame headers say")));
             } else if left == 0 {
                 self.in_frame = false;
+                self.checked = self.handed;
             } else if consumed == 0 && count == 0 && at_end {
                 return Err(self.truncated());
             }
@@ -321,5 +328,9 @@ impl Decode for Zstd {
 
     fn mark(&self) -> Option<u64> {
         self.mark
+    }
+
+    fn checked(&self) -> u64 {
+        self.checked
     }
 }
