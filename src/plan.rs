@@ -11,9 +11,9 @@ use crate::config::{BadRecord, Config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mixture::WEIGHT_UNIT;
 use crate::shard::{Shard, ShardOptions};
-use crate::source::{Dealing, Manifest, ManifestEntry, SourceOptions, common_folder};
+use crate::source::{Dealing, Manifest, ManifestEntry, SavedManifests, SourceOptions, common_folder};
 use crate::state::{Fingerprint, ShardStage, SourcePrint, TokenizerPrint, data_difference};
-use crate::storage::{Checked, Store, Stores, shown};
+use crate::storage::{Checked, Store, Stores, scheme, shown};
 use crate::tokenizer::Tokenizer;
 
 /// What will run.
@@ -88,23 +88,13 @@ impl Plan {
     /// can't be listed.
     pub fn with_store(config: &Config, store: Arc<dyn Store>) -> Result<Plan> {
         config.check()?;
+        let saved = config.manifest.as_deref().map(|place| saved(config, &*store, place)).transpose()?;
         let mut sources = Vec::new();
         for options in &config.source {
-            let listed = store
-                .list(&options.paths, &config.base)
-                .map_err(|e| Error::new(e.kind(), format!("source {:?}: {}", options.name, e.detail())))?;
-            let root = common_folder(listed.iter().map(|listed| listed.name.as_str()));
-            let mut shards: Vec<ManifestEntry> = listed
-                .into_iter()
-                .map(|l| ManifestEntry {
-                    location: l.location,
-                    name: l.name[root..].into(),
-                    size: l.size,
-                    version: l.version,
-                })
-                .collect();
-            shards.sort_by(|a, b| (&a.name, &a.location).cmp(&(&b.name, &b.location)));
-            let manifest = Arc::new(Manifest { shards });
+            let manifest = Arc::new(match &saved {
+                Some((saved, place)) => saved.manifest(options, &config.base, place)?,
+                None => list(options, config, &*store)?,
+            });
             let dealing =
                 Dealing::new(config.seed, &options.name, config.lanes, manifest.shards.len() as u64, &config.shuffle);
             let weight = match options.weight {
@@ -127,6 +117,15 @@ impl Plan {
             ));
         }
         Ok(Plan { config: config.clone(), sources, store })
+    }
+
+    /// The manifests of all sources, to be kept as a file; see `manifest` of the config.
+    ///
+    /// # Errors
+    /// As [`SavedManifests::new`].
+    pub fn save_manifests(&self) -> Result<SavedManifests> {
+        let sources = self.sources.iter().map(|source| (&source.options, &*source.manifest));
+        SavedManifests::new(sources, &self.config.base)
     }
 
     /// The sources' weights, in order.
@@ -252,4 +251,43 @@ impl Plan {
         }
         Ok((rank..lanes).step_by(world_size as usize).collect())
     }
+}
+
+/// The shards of a source, listed.
+fn list(options: &SourceOptions, config: &Config, store: &dyn Store) -> Result<Manifest> {
+    let listed = store.list(&options.paths, &config.base).map_err(|error| {
+        let named = Error::new(error.kind(), format!("source {:?}: {}", options.name, error.detail()));
+        match std::error::Error::source(&error) {
+            Some(source) => named.because(std::io::Error::other(source.to_string())),
+            None => named,
+        }
+    })?;
+    let root = common_folder(listed.iter().map(|listed| listed.name.as_str()));
+    let mut shards: Vec<ManifestEntry> = listed
+        .into_iter()
+        .map(|l| ManifestEntry { location: l.location, name: l.name[root..].into(), size: l.size, version: l.version })
+        .collect();
+    shards.sort_by(|a, b| (&a.name, &a.location).cmp(&(&b.name, &b.location)));
+    Ok(Manifest { shards })
+}
+
+/// Largest saved manifest that is read.
+const MANIFEST_MAX: u64 = 4 << 30;
+
+/// The saved manifests that the config names, and where they lie, for errors.
+fn saved(config: &Config, store: &dyn Store, place: &str) -> Result<(SavedManifests, String)> {
+    let location = match scheme(place) {
+        Some(_) => place.to_owned(),
+        None => config.resolve(place).to_string_lossy().into_owned(),
+    };
+    let named = |error: Error| Error::new(error.kind(), format!("manifest {}: {}", shown(place), error.detail()));
+    let object = store.open(&location).map_err(named)?;
+    if object.size() > MANIFEST_MAX {
+        let detail =
+            format!("manifest {}: found {} bytes, expected at most {MANIFEST_MAX}", shown(place), object.size());
+        return Err(Error::new(ErrorKind::Limit, detail));
+    }
+    let mut bytes = vec![0; object.size() as usize];
+    object.read_at(0, &mut bytes).map_err(named)?;
+    Ok((SavedManifests::parse(&bytes, shown(place))?, shown(place).to_owned()))
 }

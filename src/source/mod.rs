@@ -5,8 +5,10 @@
 //! shard but its size decides who reads it. Does not know: what is in a shard.
 
 mod dealing;
+mod saved;
 
 pub use dealing::{Dealing, Share};
+pub use saved::SavedManifests;
 
 use std::sync::Arc;
 

@@ -173,18 +173,18 @@ struct RankFile {
 }
 
 /// `(rank, world size)` out of `rank-00002-of-00004.json`.
-fn file_ranks(path: &Path) -> Option<(u32, u32)> {
+pub(super) fn file_ranks(path: &Path) -> Option<(u32, u32)> {
     let (rank, world_size) =
         path.file_name()?.to_str()?.strip_prefix("rank-")?.strip_suffix(".json")?.split_once("-of-")?;
     Some((rank.parse().ok()?, world_size.parse().ok()?))
 }
 
-fn file_name(rank: u32, world_size: u32) -> String {
+pub(super) fn file_name(rank: u32, world_size: u32) -> String {
     format!("rank-{rank:05}-of-{world_size:05}.json")
 }
 
 /// The number out of `step-00000100`.
-fn step_number(folder: &Path) -> Option<u64> {
+pub(super) fn step_number(folder: &Path) -> Option<u64> {
     folder.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 

@@ -52,9 +52,11 @@
 //! * All other numbers are counts for reports.
 
 mod files;
+mod objects;
 mod shards;
 
 pub use files::{Saved, check_folder, load, load_around, load_files, save};
+pub use objects::{check_objects, load_objects, save_object};
 pub(crate) use shards::shard_stages;
 pub use shards::{ShardStage, data_difference};
 

@@ -37,7 +37,8 @@ pub(super) struct CacheKey(String);
 
 impl CacheKey {
     /// `None` for an object without a version: nothing would tell an old block from a new one.
-    pub(super) fn of(address: &Address, version: &Version, size: u64) -> Option<CacheKey> {
+    /// What was read `twice` is kept apart, so that nobody who wants to be sure gets what wasn't.
+    pub(super) fn of(address: &Address, version: &Version, size: u64, twice: bool) -> Option<CacheKey> {
         let tag = version.tag.as_deref()?;
         let mut hasher = blake3::Hasher::new();
         for part in [&address.shown, tag] {
@@ -45,6 +46,7 @@ impl CacheKey {
             hasher.update(part.as_bytes());
         }
         hasher.update(&size.to_le_bytes());
+        hasher.update(&[u8::from(twice)]);
         Some(CacheKey(hasher.finalize().to_hex()[..40].to_owned()))
     }
 }
@@ -218,7 +220,7 @@ mod tests {
 
     fn key(name: &str) -> CacheKey {
         let address = Address::new(&format!("s3://b/{name}")).expect("an address");
-        CacheKey::of(&address, &Version { tag: Some("\"x\"".into()), whole: false }, 9).expect("it has a tag")
+        CacheKey::of(&address, &Version { tag: Some("\"x\"".into()), whole: false }, 9, false).expect("it has a tag")
     }
 
     fn bytes_in(folder: &Path) -> u64 {

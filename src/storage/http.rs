@@ -150,14 +150,16 @@ async fn refused(response: Response, shown: &str, hub: bool, version: &Version) 
     Fault::Final(Error::new(kind, format!("{shown}: the server said {status}{said}; {check}")))
 }
 
+/// What an error says of an object that is another one.
+pub(super) const CHANGED: &str = "the object changed since it was listed";
+
 /// The object is another one than was listed.
 pub(super) fn changed(shown: &str, found: &str, version: &Version) -> Error {
     let expected = version.tag.as_deref().unwrap_or("the size that was listed");
     Error::new(
         ErrorKind::Read,
         format!(
-            "{shown}: {found}, expected the version {expected}: the object changed since it was listed; put the old one \
-             back, or start from a new listing"
+            "{shown}: {found}, expected the version {expected}: {CHANGED}; put the old one back, or start from a new listing"
         ),
     )
 }

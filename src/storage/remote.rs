@@ -39,7 +39,7 @@ pub(super) struct Remote {
     /// All of it, or its beginning; and its end.
     head: Mutex<Option<(Bytes, Held)>>,
     tail: Mutex<Option<(Bytes, Held)>>,
-    /// Each fetch is made until two agree, and the cache isn't asked.
+    /// Each fetch is made until two agree.
     twice: bool,
     /// To hand itself to its readers.
     me: std::sync::Weak<Remote>,
@@ -81,8 +81,8 @@ impl Remote {
 
     /// The bytes of a range, out of the cache or fetched.
     pub(super) async fn fetch(&self, range: Range<u64>) -> Result<Bytes> {
-        let Some((cache, key)) = self.shared.cache.as_ref().zip(CacheKey::of(&self.address, &self.version, self.size))
-        else {
+        let key = |twice| CacheKey::of(&self.address, &self.version, self.size, twice);
+        let Some(((cache, key), plain)) = self.shared.cache.as_ref().zip(key(self.twice)).zip(key(false)) else {
             return self.fetch_direct(range).await.map(Bytes::from);
         };
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
@@ -90,7 +90,7 @@ impl Remote {
         let mut bytes = Vec::with_capacity((all.end - all.start) as usize);
         let mut missing: Option<u64> = None;
         for block in blocks.start..=blocks.end {
-            let there = match block < blocks.end && !self.twice {
+            let there = match block < blocks.end {
                 true => tokio::task::block_in_place(|| cache.read(&key, block)),
                 false => None,
             };
@@ -103,6 +103,10 @@ impl Remote {
                 tokio::task::block_in_place(|| {
                     for (index, piece) in fetched.chunks(BLOCK as usize).enumerate() {
                         cache.write(&key, first + index as u64, piece);
+                        if self.twice {
+                            // In place of what may have been kept damaged.
+                            cache.write(&plain, first + index as u64, piece);
+                        }
                     }
                 });
                 bytes.extend_from_slice(&fetched);

@@ -62,6 +62,19 @@ pub struct Traffic {
     pub cached_bytes: u64,
 }
 
+impl Traffic {
+    /// Adds what was asked through other stores.
+    pub fn add(&mut self, other: &Traffic) {
+        self.requests += other.requests;
+        self.bytes += other.bytes;
+        self.retries += other.retries;
+        self.cached_bytes += other.cached_bytes;
+        for (kind, count) in &other.retries_by {
+            *self.retries_by.entry(kind.clone()).or_default() += count;
+        }
+    }
+}
+
 /// Counts of all that goes over the network.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {

@@ -188,14 +188,51 @@ impl Stores {
     /// # Errors
     /// `NotFound`, `Read`; `Limit` above `most` bytes.
     pub fn read_all(&self, location: &str, most: u64) -> Result<Vec<u8>> {
-        let object = self.open(location)?;
-        if object.size() > most {
-            let detail = format!("{} has {} bytes, expected at most {most}", shown(location), object.size());
-            return Err(Error::new(ErrorKind::Limit, detail));
+        self.newest(location, |object| {
+            if object.size() > most {
+                let detail = format!("{} has {} bytes, expected at most {most}", shown(location), object.size());
+                return Err(Error::new(ErrorKind::Limit, detail));
+            }
+            let mut bytes = vec![0; object.size() as usize];
+            object.read_at(0, &mut bytes)?;
+            Ok(bytes)
+        })
+    }
+
+    /// Copies an object, of its newest version, to a file that is made anew.
+    ///
+    /// # Errors
+    /// `NotFound`, `Read`; `Write` for the file.
+    pub fn copy_to(&self, location: &str, path: &Path) -> Result<()> {
+        const STEP: u64 = 4 << 20;
+        self.newest(location, |object| {
+            let failed = |error| Error::new(ErrorKind::Write, format!("can't copy {}", shown(location))).because(error);
+            let mut file = std::fs::File::create(path).map_err(failed)?;
+            let object = super::reader(object, 0..object.size(), false);
+            let mut buffer = vec![0; STEP.min(object.size()) as usize];
+            let mut offset = 0;
+            while offset < object.size() {
+                let count = object.read_at(offset, &mut buffer)?;
+                std::io::Write::write_all(&mut file, &buffer[..count]).map_err(failed)?;
+                offset += count as u64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads an object that may be replaced meanwhile: begins anew where it was, as after a writer that was killed and whose last
+    /// request the server still carries out.
+    fn newest<T>(&self, location: &str, read: impl Fn(&Arc<dyn Object>) -> Result<T>) -> Result<T> {
+        let mut result = self.open(location).and_then(|object| read(&object));
+        for _ in 0..4 {
+            match &result {
+                Err(error) if error.kind() == ErrorKind::Read && error.detail().contains(http::CHANGED) => {
+                    result = self.open(location).and_then(|object| read(&object));
+                }
+                _ => break,
+            }
         }
-        let mut bytes = vec![0; object.size() as usize];
-        object.read_at(0, &mut bytes)?;
-        Ok(bytes)
+        result
     }
 }
 

@@ -17,6 +17,8 @@ mod reconfigure;
 mod regressions;
 mod remote;
 mod resume;
+mod s3;
+mod seaweed;
 mod server;
 mod skip;
 mod storage;

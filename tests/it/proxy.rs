@@ -118,6 +118,9 @@ impl State {
         let (mut from_server, mut to_server) = (BufReader::new(upstream.try_clone()?), upstream);
         while let Some((method, target, headers)) = read_request(&mut from_client)? {
             let mut body = vec![0; headers.get("content-length").and_then(|n| n.parse().ok()).unwrap_or(0)];
+            if headers.contains_key("expect") {
+                to_client.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            }
             from_client.read_exact(&mut body)?;
             let path = target.split('?').next().unwrap_or_default().trim_matches('/');
             // A listing of a bucket is no object.
@@ -149,10 +152,6 @@ impl State {
                 if name != "expect" {
                     request += &format!("{name}: {value}\r\n");
                 }
-            }
-            if headers.contains_key("expect") {
-                to_client.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
-                from_client.read_exact(&mut body)?;
             }
             to_server.write_all(request.as_bytes())?;
             to_server.write_all(b"\r\n")?;

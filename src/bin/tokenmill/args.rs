@@ -74,19 +74,19 @@ pub struct RunArguments {
     /// Stop after this many batches of this call [default: when the sources end]
     #[arg(long, value_name = "N")]
     pub batches: Option<u64>,
-    /// Where blocks go: a file, - for standard output, none. With --resume a file of the same run is continued
+    /// Where blocks go: a file, s3://bucket/key, - for standard output, none. With --resume a file of the same run is continued
     #[arg(long, value_name = "PATH", default_value = "none")]
     pub out: String,
     /// How blocks are written [default: by the file's name; jsonl on standard output]
     #[arg(long)]
     pub format: Option<OutFormat>,
-    /// Folder for checkpoints: one at the end, and on SIGINT and SIGTERM
+    /// Folder for checkpoints, or s3://bucket/prefix: one at the end, and on SIGINT and SIGTERM
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// A checkpoint after every N batches as well
     #[arg(long, value_name = "N", requires = "checkpoint")]
     pub checkpoint_every: Option<u64>,
-    /// Go on from a checkpoint: a folder (its newest complete step), a step's folder, or a file
+    /// Go on from a checkpoint: a folder (its newest complete step), a step's folder, or a file; also below s3://bucket/prefix
     #[arg(long, value_name = "PATH")]
     pub resume: Option<PathBuf>,
     /// Worker threads, as runtime.threads
@@ -181,6 +181,10 @@ pub struct PlanArguments {
     /// Worker threads, as runtime.threads
     #[arg(long, value_name = "T")]
     pub threads: Option<u32>,
+    /// Write the listing of all shards to this file (or s3://bucket/key), for `manifest` of the config: other ranks then list
+    /// nothing
+    #[arg(long, value_name = "FILE")]
+    pub save_manifest: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokenmill::error::Result;
 use tokenmill::pipeline::{RunOptions, count_blocks};
 use tokenmill::plan::Plan;
-use tokenmill::state;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::CountArguments;
+use crate::places::Places;
 use crate::run::load_config;
 use crate::table::count as number;
 
@@ -16,7 +16,7 @@ pub fn count(arguments: &CountArguments) -> Result<()> {
     let config = load_config(&arguments.config, arguments.threads)?;
     let plan = Arc::new(Plan::new(&config)?);
     let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
-    let from = arguments.resume.as_deref().map(state::load).transpose()?;
+    let from = arguments.resume.as_deref().map(|path| Places::new(&config).load(path)).transpose()?;
     let counts = count_blocks(&plan, &tokenizer, &RunOptions::default(), from.as_ref())?;
     if let Some(path) = &arguments.to {
         counts.save(path)?;

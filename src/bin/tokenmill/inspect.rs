@@ -17,10 +17,10 @@ use tokenmill::config::Config;
 use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::pipeline::{Pipeline, RunOptions};
 use tokenmill::plan::Plan;
-use tokenmill::state;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::{Color, InspectArguments};
+use crate::places::Places;
 use crate::run::with_environment;
 use crate::table::count;
 use crate::visible::{Lines, Style, paint, safe, shorten};
@@ -38,7 +38,7 @@ pub fn inspect(arguments: &InspectArguments) -> Result<()> {
     plan.config.batch_size = 1;
     let plan = Arc::new(plan);
     let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
-    let from = arguments.resume.as_deref().map(state::load).transpose()?;
+    let from = arguments.resume.as_deref().map(|path| Places::new(&config).load(path)).transpose()?;
     let options = RunOptions { serial: true, ..RunOptions::default() };
     let mut pipeline = Pipeline::new(plan.clone(), tokenizer.clone(), options, from.as_ref())?;
     let view = View::new(arguments, &plan, &tokenizer);

@@ -6,10 +6,10 @@ use serde::Serialize;
 use tokenmill::error::Result;
 use tokenmill::pipeline::{self, DocumentPart, RunOptions};
 use tokenmill::plan::Plan;
-use tokenmill::state;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::LocateArguments;
+use crate::places::Places;
 use crate::run::load_config;
 use crate::table::{Table, count};
 use crate::visible::safe;
@@ -28,7 +28,7 @@ pub fn locate(arguments: &LocateArguments) -> Result<()> {
     let (block, lanes) = (arguments.block, u64::from(config.lanes));
     let lane = (block % lanes) as u32;
     let checkpoints = match &arguments.resume {
-        Some(path) => state::load_around(path, lane, block / lanes)?,
+        Some(path) => Places::new(&config).load_around(path, lane, block / lanes)?,
         None => Vec::new(),
     };
     let documents = pipeline::locate(&plan, &tokenizer, block, &checkpoints, &RunOptions::default())?;

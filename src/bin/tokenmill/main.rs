@@ -9,6 +9,8 @@ mod inspect;
 mod inspect_state;
 mod locate;
 mod npy;
+mod output;
+mod places;
 mod plan;
 mod progress;
 mod run;

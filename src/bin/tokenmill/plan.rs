@@ -7,8 +7,10 @@ use tokenmill::error::Result;
 use tokenmill::pipeline::{MemoryPrediction, predict_memory};
 use tokenmill::plan::{Plan, PlannedSource};
 use tokenmill::shard::{Format, by_name, compression_by_name};
+use tokenmill::storage::scheme;
 
 use crate::args::PlanArguments;
+use crate::places::Places;
 use crate::run::load_config;
 use crate::table::{Table, binary, count, range, series, size};
 
@@ -56,6 +58,9 @@ struct SourceReport {
 pub fn plan(arguments: &PlanArguments) -> Result<()> {
     let config = load_config(&arguments.config, arguments.threads)?;
     let plan = Plan::new(&config)?;
+    if let Some(path) = &arguments.save_manifest {
+        Places::new(&config).write(path, plan.save_manifests()?.to_bytes())?;
+    }
     let (rank, world_size) = (arguments.ranks.rank, arguments.ranks.world_size);
     let rank_lanes = plan.lanes_of(rank, world_size)?;
     let memory = predict_memory(&plan, rank, world_size, config.runtime.threads)?;
@@ -143,6 +148,24 @@ fn warnings(plan: &Plan, world_size: u32, memory: &MemoryPrediction) -> Vec<Stri
         let empty = shards.iter().filter(|shard| shard.size == 0).count();
         if empty > 0 {
             list.push(format!("source {name:?}: {empty} of {} shards are empty", shards.len()));
+        }
+        let whole = shards.iter().filter(|shard| shard.version.whole);
+        let (count_whole, bytes_whole) = whole.fold((0u64, 0), |(n, bytes), shard| (n + 1, bytes + shard.size));
+        if count_whole > 0 {
+            list.push(format!(
+                "source {name:?}: {} of {} shards ({}) are on a server without range requests: each is copied as a whole to a \
+                 temporary file before it is read",
+                count(count_whole),
+                count(shards.len() as u64),
+                size(bytes_whole)
+            ));
+        }
+        let untagged = shards.iter().filter(|s| scheme(&s.location).is_some() && s.version.tag.is_none()).count();
+        if untagged > 0 {
+            list.push(format!(
+                "source {name:?}: of {untagged} shards the server says neither ETag nor time: a change during the run is found by \
+                 its size only"
+            ));
         }
         let compressed = shards.iter().any(|shard| compression_by_name(&shard.name) != "none");
         // About 4 bytes of text a token; compressed text is about three times what is stored.

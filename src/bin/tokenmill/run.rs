@@ -9,13 +9,14 @@ use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::pipeline::{BlockCounts, Even, Pipeline, RunOptions, count_blocks};
 use tokenmill::plan::Plan;
 use tokenmill::report::Meter;
-use tokenmill::state;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::{ConfigArguments, EvenMode, RunArguments};
+use crate::output::Output;
+use crate::places::Places;
 use crate::progress::Progress;
 use crate::signals::Signals;
-use crate::sink::{Before, Sink};
+use crate::sink::Before;
 
 /// Loads the config with the command line's overrides.
 pub fn load_config(arguments: &ConfigArguments, threads: Option<u32>) -> Result<Config> {
@@ -40,10 +41,11 @@ pub fn run(arguments: &RunArguments, started: Instant) -> Result<u8> {
     let plan = Arc::new(Plan::new(&config)?);
     plan.lanes_of(arguments.ranks.rank, arguments.ranks.world_size)?;
     let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
-    let from = arguments.resume.as_deref().map(state::load).transpose()?;
+    let places = Places::new(&config);
+    let from = arguments.resume.as_deref().map(|path| places.load(path)).transpose()?;
     if let (None, Some(folder)) = (&from, &arguments.checkpoint) {
         let ranks = &arguments.ranks;
-        state::check_folder(folder, &plan.fingerprint(&tokenizer), ranks.rank, ranks.world_size)?;
+        places.check_folder(folder, &plan.fingerprint(&tokenizer), ranks.rank, ranks.world_size)?;
     }
     let mut options = RunOptions {
         rank: arguments.ranks.rank,
@@ -71,23 +73,24 @@ pub fn run(arguments: &RunArguments, started: Instant) -> Result<u8> {
         blocks: pipeline.delivered_blocks(),
         same_rank: from.world_size == arguments.ranks.world_size,
     });
-    let mut sink = Sink::open(&arguments.out, arguments.format, config.block_size, before)?;
+    let mut sink = Output::open(&arguments.out, arguments.format, config.block_size, before, &places)?;
     if from.is_none() {
         // A run that is killed before its first checkpoint can be resumed all the same; the file has to be one by then.
         sink.sync()?;
-        save(arguments, &pipeline)?;
+        save(arguments, &places, &pipeline)?;
     }
     let mut meter = Meter::new(started, &pipeline);
     let mut progress = Progress::new(arguments.quiet, arguments.batches);
-    let result = drive(arguments, &signals, &mut pipeline, &mut sink, &mut meter, &mut progress);
+    let result = drive(arguments, &places, &signals, &mut pipeline, &mut sink, &mut meter, &mut progress);
     progress.end();
     // Whatever ended the run, what was delivered is kept and said.
-    let out = sink.path().map(|path| path.display().to_string());
+    let out = sink.shown();
     let kept = match &result {
         Err(error) if error.kind() == ErrorKind::Write => Ok(()),
-        _ => sink.finish().and_then(|()| save(arguments, &pipeline)),
+        _ => sink.finish().and_then(|()| save(arguments, &places, &pipeline)),
     };
-    let report = meter.report(&pipeline);
+    let mut report = meter.report(&pipeline);
+    report.storage.add(&places.traffic());
     if !arguments.quiet {
         eprint!("{}", report.summary(out.as_deref()));
     }
@@ -102,9 +105,10 @@ pub fn run(arguments: &RunArguments, started: Instant) -> Result<u8> {
 /// Delivers batches until the run is to end.
 fn drive(
     arguments: &RunArguments,
+    places: &Places<'_>,
     signals: &Signals,
     pipeline: &mut Pipeline,
-    sink: &mut Sink,
+    sink: &mut Output<'_>,
     meter: &mut Meter,
     progress: &mut Progress,
 ) -> Result<()> {
@@ -135,19 +139,18 @@ fn drive(
             && pipeline.step().is_multiple_of(every)
         {
             sink.sync()?;
-            save(arguments, pipeline)?;
+            save(arguments, places, pipeline)?;
         }
         progress.show(meter, pipeline);
     }
     Ok(())
 }
 
-fn save(arguments: &RunArguments, pipeline: &Pipeline) -> Result<()> {
-    if let Some(folder) = &arguments.checkpoint {
-        let saved = state::save(folder, &pipeline.checkpoint())?;
-        tracing::debug!(path = %saved.path.display(), bytes = saved.bytes, "checkpoint written");
+fn save(arguments: &RunArguments, places: &Places<'_>, pipeline: &Pipeline) -> Result<()> {
+    match &arguments.checkpoint {
+        Some(folder) => places.save(folder, &pipeline.checkpoint()),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn write_report(path: &Path, text: &str) -> Result<()> {
