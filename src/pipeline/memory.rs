@@ -27,7 +27,8 @@ use super::parallel::{PIECE_BYTES_MIN, ahead_bytes, piece_bytes};
 use crate::config::ByteSize;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Plan, PlannedSource};
-use crate::shard::{Format, by_name, compression_by_name};
+use crate::shard::{CHECKED_AHEAD, Format, by_name, compression_by_name};
+use crate::storage::{READER_PARTS, read_ahead_bytes, scheme};
 
 const MIB: u64 = 1 << 20;
 
@@ -56,6 +57,8 @@ pub struct MemoryPrediction {
     pub decoders: u64,
     /// Windows of shards that can't be seeked, decoded for lanes that did not ask yet.
     pub kept: u64,
+    /// Parts of remote objects, read ahead or kept while a shard is open, and what is held until it was checked.
+    pub remote: u64,
     /// The tokenizer, at the peak of its loading.
     pub tokenizer: u64,
     /// Shard names, cursors, one batch of blocks.
@@ -93,7 +96,7 @@ fn buffers(plan: &Plan, lanes: &[u32], threads: usize) -> Result<(Bounds, Memory
     let mut least = 0;
     for ahead in [most, most.min(2 * PIECE_BYTES_MIN), 1] {
         let mut prediction = parts(plan, lanes, ahead);
-        let used = prediction.windows + prediction.ids + prediction.decoders;
+        let used = prediction.windows + prediction.ids + prediction.decoders + prediction.remote;
         least = used;
         // Without this much kept for each other, lanes of a group would decode their shard again and again.
         if used + prediction.kept <= memory {
@@ -122,6 +125,7 @@ fn parts(plan: &Plan, lanes: &[u32], ahead: usize) -> MemoryPrediction {
     let own = lanes.len() as u64;
     let piece = piece_bytes(ahead) as u64;
     // Sources of weight 0 count as well, although they aren't read: a resume may give them a weight.
+    let mut remote_ahead = 0;
     let mut parts = MemoryPrediction { strands: own * plan.sources.len() as u64, ..MemoryPrediction::default() };
     for source in &plan.sources {
         // Buffers grow by doubling and the allocator keeps some of what is freed, which makes two and a half times of a
@@ -142,12 +146,32 @@ fn parts(plan: &Plan, lanes: &[u32], ahead: usize) -> MemoryPrediction {
         let (stream, alone) = decoder_bytes(source);
         // A decoder for each group; or one for each lane, where the shard can be seeked.
         parts.decoders += (groups * stream).max(own * alone);
+        let (kept, ahead) = remote_bytes(plan, source);
+        parts.remote += own * kept;
+        remote_ahead += own * ahead;
         if stream > 0 && own > groups {
             // Lanes of a group advance at about the same pace, within some window of each other.
             parts.kept += own * window;
         }
     }
+    // All readers of remote objects share one bound.
+    parts.remote += remote_ahead.min(read_ahead_bytes(&plan.config.storage, plan.config.runtime.memory));
     parts
+}
+
+/// What each lane that reads a source's remote objects keeps, and what it may hold ahead; 0 where there are none.
+fn remote_bytes(plan: &Plan, source: &PlannedSource) -> (u64, u64) {
+    let mut most = (0, 0);
+    for shard in &source.manifest.shards {
+        let part = match scheme(&shard.location) {
+            None => continue,
+            Some("s3") => plan.config.storage.s3.part_size.0,
+            Some(_) => plan.config.storage.http.part_size.0,
+        };
+        let held = if compression_by_name(&shard.name) == "none" { 0 } else { CHECKED_AHEAD as u64 };
+        most = (most.0.max(part.min(shard.size) + held), most.1.max((READER_PARTS * part).min(shard.size)));
+    }
+    most
 }
 
 /// Predicts the peak of resident memory of a run on one rank with `threads` threads (0 = all cores).
@@ -173,9 +197,9 @@ pub fn predict_memory(plan: &Plan, rank: u32, world_size: u32, threads: u32) -> 
     prediction.rest += batch + prediction.strands * 2048 + (threads as u64 + 1) * THREAD_BYTES;
     prediction.tokenizer = tokenizer_bytes(plan);
     prediction.record_factor = RECORD_FACTOR;
-    let MemoryPrediction { windows, ids, decoders, kept, tokenizer, rest, .. } = prediction;
+    let MemoryPrediction { windows, ids, decoders, kept, remote, tokenizer, rest, .. } = prediction;
     // What loading took and gave back is used again.
-    prediction.total = tokenizer.max(windows + ids + decoders + kept + tokenizer / 4 * 3 + rest);
+    prediction.total = tokenizer.max(windows + ids + decoders + kept + remote + tokenizer / 4 * 3 + rest);
     Ok(prediction)
 }
 

@@ -228,6 +228,7 @@ impl Pipeline {
             Some(checkpoint) => resume(plan, &fingerprint, &options, owned, fresh, checkpoint)?,
         };
         let skip = skip_ranges(&options.skip, from, step)?;
+        plan.store.expect_lanes(owned.len() as u32, plan.config.lanes);
         let context = Arc::new(Context::new(plan.clone(), tokenizer.clone()));
         let mut turns = first_turns(&plan, &lanes);
         let mut readers = Vec::new();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::shard::codec::{FRAME_MAGIC, FrameHeader, is_skippable};
-use crate::storage::{Object, reader};
+use crate::storage::{Object, Reading, reader};
 
 const SEEK_TABLE_MAGIC: u32 = 0x184d_2a5e;
 const SEEKABLE_MAGIC: u32 = 0x8f92_eab1;
@@ -64,7 +64,7 @@ impl FrameTable {
         let frames = match seek_table(&**object)? {
             Some(frames) => Some(frames),
             // Block headers lie so close that all between is read along, where reading has a price for each.
-            None => walk(&*reader(object, 0..object.size(), false))?,
+            None => walk(&*reader(object, 0..object.size(), Reading::Along))?,
         };
         Ok(frames.filter(|frames| frames.len() > 1).map(FrameTable::new))
     }

@@ -30,13 +30,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{Loss, Window};
 use crate::error::{Error, ErrorKind, Result};
+pub(crate) use crate::shard::codec::HELD as CHECKED_AHEAD;
 use crate::shard::codec::{Again, Codec, Decode, Plain, Zstd};
 use crate::shard::frames::FrameTable;
 use crate::shard::grid::{GridPlan, GridReader, WholeReader};
 use crate::shard::json::FieldPath;
 use crate::shard::rows::{RowReader, RowTable};
 use crate::shard::separator::Separator;
-use crate::storage::{Object, reader};
+use crate::storage::{Object, Reading, reader};
 
 /// No record and no window may be larger: offsets in a window are 32 bits.
 const SIZE_MAX: u64 = 1 << 30;
@@ -151,25 +152,20 @@ impl Shard {
         let open = |from: Arc<dyn Object>, data| Shard::open_unnamed(from, data, name.clone(), options);
         // Compression of another kind than the name says, or none, may be a damaged first byte.
         let odd = |shard: &Shard| shard.codec.name() != compression_by_name(&name);
-        let result = match object.read_again() {
-            Some(again) if object.is_doubtful() => {
-                let data = if again.in_memory() { again.clone() } else { object.clone() };
-                match open(again, data) {
-                    Ok(shard) if odd(&shard) => {
-                        Ok(object.read_again().and_then(|other| open(other, object).ok()).unwrap_or(shard))
-                    }
-                    result => result,
+        let result = match open(object.clone(), object.clone()) {
+            Ok(shard) if !object.is_doubtful() && !(odd(&shard) && object.read_again().is_some()) => Ok(shard),
+            Err(error) if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config) => Err(error),
+            // What can't be made sense of, too, may have been damaged on the way.
+            result => match object.read_again() {
+                None => result,
+                Some(again) => {
+                    let second = open(again.clone(), object.clone()).map(|shard| match again.in_memory() {
+                        true => shard.with_object(again),
+                        false => shard,
+                    });
+                    result.or_else(|error| second.clone().map_err(|_| error)).and(second)
                 }
-            }
-            // What can't be made sense of may have been damaged on the way.
-            Some(again) => match open(object.clone(), object) {
-                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config) => {
-                    open(again.clone(), again).map_err(|_| error)
-                }
-                Ok(shard) if odd(&shard) => Ok(open(again.clone(), again).unwrap_or(shard)),
-                result => result,
             },
-            None => open(object.clone(), object),
         };
         result.map_err(|error| error.in_shard(&name))
     }
@@ -228,6 +224,11 @@ impl Shard {
         let (window, record_max) = (options.window, options.record_max);
         let skip_damage = options.skip_damage;
         Ok(Shard { object: data, name, format, codec, field, separator, layout, window, record_max, skip_damage })
+    }
+
+    /// The same, its records read from `object`, which has the same bytes. Parquet's pages stay with what they were opened with.
+    fn with_object(self, object: Arc<dyn Object>) -> Shard {
+        Shard { object, ..self }
     }
 
     /// The name it was opened with.
@@ -321,7 +322,7 @@ impl Shard {
                 plan.unit_end = Some(end);
                 // Everything before the first window's grid line is skipped.
                 let from = first.saturating_add(start.window.saturating_mul(self.window)).min(end);
-                (Box::new(Plain::new(reader(object, from..end, false), first)), first)
+                (Box::new(Plain::new(reader(object, from..end, Reading::Along), first)), first)
             }
             Layout::Frames { table, units } => {
                 let mut first = units[unit as usize];
@@ -373,11 +374,12 @@ impl Shard {
         make: impl Fn(Codec, Arc<dyn Object>, bool) -> Result<Box<dyn Decode>> + Send + 'static,
     ) -> Result<Box<dyn Decode>> {
         let codec = self.codec;
-        let decoder = make(codec, reader(&self.object, range.clone(), false), false)?;
+        let decoder = make(codec, reader(&self.object, range.clone(), Reading::Along), false)?;
         match self.object.read_again() {
-            Some(again) if codec != Codec::None => {
-                Ok(Box::new(Again::new(decoder, Box::new(move || make(codec, reader(&again, range, false), true)))))
-            }
+            Some(again) if codec != Codec::None => Ok(Box::new(Again::new(
+                decoder,
+                Box::new(move || make(codec, reader(&again, range, Reading::Along), true)),
+            ))),
             _ => Ok(decoder),
         }
     }
@@ -400,10 +402,11 @@ impl Shard {
             if let Layout::Frames { table, units } = &self.layout {
                 let first = *units.get(unit as usize).ok_or_else(|| Error::new(ErrorKind::Internal, "no such unit"))?;
                 let from_mark = table.content_size().is_none();
-                let decoder = Zstd::at_frame(reader(&object, 0..object.size(), false), table, 0, 0, Some(first))?;
+                let decoder =
+                    Zstd::at_frame(reader(&object, 0..object.size(), Reading::Along), table, 0, 0, Some(first))?;
                 return grid::count_before(separator, Box::new(decoder), byte, from_mark);
             }
-            let decoder = self.codec.decoder(reader(&object, 0..object.size(), false))?;
+            let decoder = self.codec.decoder(reader(&object, 0..object.size(), Reading::Along))?;
             grid::count_before(separator, decoder, byte, false)
         };
         count().map_err(|error: Error| error.in_shard(&self.name))
@@ -422,7 +425,7 @@ impl Shard {
         }
         let read = || {
             let first = *units.get(unit as usize).ok_or_else(|| Error::new(ErrorKind::Internal, "no such unit"))?;
-            let object = reader(&self.object, 0..self.object.size(), false);
+            let object = reader(&self.object, 0..self.object.size(), Reading::Along);
             let mut decoder = Zstd::at_frame(object, table, 0, 0, Some(first))?;
             let mut buffer = vec![0; 64 << 10];
             loop {

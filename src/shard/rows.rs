@@ -31,7 +31,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use crate::document::{Loss, RecordRange, Window};
 use crate::error::{Error, ErrorKind, Result};
-use crate::storage::{Object, reader};
+use crate::storage::{Object, Reading, reader};
 
 /// What a row takes beside its value's bytes.
 const ROW_SIZE: u64 = 4;
@@ -480,8 +480,8 @@ impl RowReader {
             let column = group.column(self.table.column);
             let (start, size) = column.byte_range();
             // Pages before the row are stepped over.
-            let steps = self.row > starts[index];
-            let object = reader(&self.object, start..start.saturating_add(size), steps);
+            let how = Reading::Only { steps: self.row > starts[index] };
+            let object = reader(&self.object, start..start.saturating_add(size), how);
             let rows = usize::try_from(group.num_rows())?;
             let pages = SerializedPageReader::new(Arc::new(Chunks(object)), column, rows, None)?;
             Ok(get_column_reader(column.column_descr_ptr(), Box::new(pages)))

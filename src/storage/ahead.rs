@@ -25,7 +25,7 @@ pub(super) const PART_MIN: u64 = 64 << 10;
 /// A gap of so many bytes is read through: asking anew would take longer.
 const GAP_MAX: u64 = 256 << 10;
 /// Parts that one reader holds, and their bytes, at most.
-const PARTS_MAX: u64 = 5;
+pub(crate) const PARTS_MAX: u64 = 5;
 const READER_MAX: u64 = 48 << 20;
 
 /// What all readers hold together.
@@ -36,11 +36,45 @@ pub(super) struct Budget {
     readers: AtomicU64,
     /// The most that was held at any time.
     peak: AtomicU64,
+    /// Room taken for objects that are held as a whole while they are open.
+    whole: AtomicU64,
+    /// Lanes of this process, and of the run.
+    lanes: AtomicU64,
+    all_lanes: AtomicU64,
 }
+
+/// What a process' lanes hold each of whole objects, at most.
+const WHOLE_A_LANE: u64 = 32 << 20;
 
 impl Budget {
     pub(super) fn new(most: u64) -> Budget {
-        Budget { most, held: AtomicU64::new(0), readers: AtomicU64::new(0), peak: AtomicU64::new(0) }
+        Budget {
+            most,
+            held: AtomicU64::new(0),
+            readers: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            whole: AtomicU64::new(0),
+            lanes: AtomicU64::new(0),
+            all_lanes: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn expect_lanes(&self, own: u32, all: u32) {
+        self.lanes.store(own.into(), Ordering::Relaxed);
+        self.all_lanes.store(all.into(), Ordering::Relaxed);
+    }
+
+    /// Room for an object of which this process will read most, so that its parts are fetched once for all readers.
+    pub(super) fn take_whole(self: &Arc<Self>, size: u64) -> Option<Whole> {
+        let own = self.lanes.load(Ordering::Relaxed);
+        if own == 0 || own * 2 <= self.all_lanes.load(Ordering::Relaxed) {
+            return None;
+        }
+        let most = (self.most / 2).min(own * WHOLE_A_LANE);
+        let taken = self
+            .whole
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |whole| Some(whole + size).filter(|&now| now <= most));
+        taken.ok().map(|_| Whole { _held: Held::take(self, size), budget: self.clone(), size })
     }
 
     /// The largest part that leaves each reader two of them.
@@ -71,6 +105,19 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.budget.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Room for a whole object, until it is dropped.
+pub(super) struct Whole {
+    _held: Held,
+    budget: Arc<Budget>,
+    size: u64,
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        self.budget.whole.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 

@@ -39,6 +39,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use address::{scheme, shown};
+pub(crate) use ahead::PARTS_MAX as READER_PARTS;
 pub(crate) use hub::cached_tokenizer;
 pub use hub::tokenizer_folder;
 pub use list::{Listed, list};
@@ -75,6 +76,9 @@ pub trait Store: Debug + Send + Sync {
     fn open_version(&self, location: &str, _size: u64, _version: &Version) -> Result<Arc<dyn Object>> {
         self.open(location)
     }
+
+    /// Says that this process will read for `own` of `all` lanes, from which follows what is worth keeping.
+    fn expect_lanes(&self, _own: u32, _all: u32) {}
 
     /// What was asked of remote servers so far.
     fn traffic(&self) -> Traffic {
@@ -121,8 +125,8 @@ pub trait Object: Send + Sync {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
     /// A view for one reader that will read `range` about in order, and then perhaps a little more; `None` where that is no
-    /// better than the object itself. `steps`: at first it will step over parts of it.
-    fn reader(&self, _range: Range<u64>, _steps: bool) -> Option<Arc<dyn Object>> {
+    /// better than the object itself.
+    fn reader(&self, _range: Range<u64>, _how: Reading) -> Option<Arc<dyn Object>> {
         None
     }
 
@@ -144,9 +148,22 @@ pub trait Object: Send + Sync {
     }
 }
 
+/// How a range is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reading {
+    /// In order; what lies around it is for other readers of the process.
+    Along,
+    /// In order, and what lies around it is for nobody, as the other columns of a table. `steps`: parts of it are stepped
+    /// over at first.
+    Only {
+        /// At first there are gaps.
+        steps: bool,
+    },
+}
+
 /// What reads `range` of `object` in order.
-pub(crate) fn reader(object: &Arc<dyn Object>, range: Range<u64>, steps: bool) -> Arc<dyn Object> {
-    object.reader(range, steps).unwrap_or_else(|| object.clone())
+pub(crate) fn reader(object: &Arc<dyn Object>, range: Range<u64>, how: Reading) -> Arc<dyn Object> {
+    object.reader(range, how).unwrap_or_else(|| object.clone())
 }
 
 /// Hex MD5, the sum that object stores keep.
@@ -176,8 +193,8 @@ impl Object for Checked {
         Ok(found)
     }
 
-    fn reader(&self, range: Range<u64>, steps: bool) -> Option<Arc<dyn Object>> {
-        Some(Arc::new(Checked(self.0.reader(range, steps)?)))
+    fn reader(&self, range: Range<u64>, how: Reading) -> Option<Arc<dyn Object>> {
+        Some(Arc::new(Checked(self.0.reader(range, how)?)))
     }
 
     fn read_again(&self) -> Option<Arc<dyn Object>> {

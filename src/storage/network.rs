@@ -378,6 +378,15 @@ impl Network {
         self.tagged_bucket(wanted).is_some() && md5_tag(&wanted.version).is_some()
     }
 
+    /// Whether parts are together the version that an MD5 tag says.
+    pub(crate) fn has_this_sum(&self, version: &Version, parts: &[Bytes]) -> bool {
+        use md5::Digest;
+        let mut sum = md5::Md5::new();
+        parts.iter().for_each(|part| sum.update(part));
+        let found: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        md5_tag(version).is_some_and(|expected| expected == found)
+    }
+
     /// The bucket, where its ETags may be MD5 sums.
     fn tagged_bucket(&self, wanted: &Wanted) -> Option<String> {
         let Target::S3 { bucket, .. } = &wanted.address.target else { return None };

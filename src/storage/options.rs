@@ -83,7 +83,7 @@ impl Default for S3Options {
             anonymous: false,
             profile: None,
             concurrency: 32,
-            part_size: ByteSize(4 << 20),
+            part_size: ByteSize(8 << 20),
         }
     }
 }
@@ -102,7 +102,7 @@ pub struct HttpOptions {
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        HttpOptions { concurrency: 16, part_size: ByteSize(4 << 20), proxy: None }
+        HttpOptions { concurrency: 16, part_size: ByteSize(8 << 20), proxy: None }
     }
 }
 

@@ -1,20 +1,22 @@
 //! A remote object as the shards read it: at any place, by several readers, always of one version.
 //!
 //! Comes in: an address, the size and version that were listed. Goes out: an [`Object`]. Holds: a small object is fetched once, as a
-//! whole, and compared with its checksum; of a large one the first and last bytes, where formats keep what they need to be opened, are
+//! whole, and compared with its checksum; one of which this process reads most, and for which there is room, is fetched in parts that
+//! stay while it is open, each once for all readers; of a larger one the first and last bytes, where formats keep what they need to be opened, are
 //! fetched once. What was fetched is looked up in the local cache first, and kept there. Does not know: formats.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use bytes::Bytes;
 
 use super::address::Address;
-use super::ahead::{Ahead, Budget, Held};
+use super::ahead::{Ahead, Budget, Held, Whole};
 use super::cache::{BLOCK, Cache, CacheKey};
 use super::network::{Network, Wanted};
-use super::{LocalFile, Object, Version};
+use super::{LocalFile, Object, Reading, Version};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What is fetched of a large object's beginning at once, and of its end.
@@ -41,6 +43,8 @@ pub(super) struct Remote {
     tail: Mutex<Option<(Bytes, Held)>>,
     /// Each fetch is made until two agree.
     twice: bool,
+    /// All of its parts, where there is room for them.
+    grid: Option<Grid>,
     /// To hand itself to its readers.
     me: std::sync::Weak<Remote>,
 }
@@ -54,7 +58,11 @@ impl Remote {
         part_size: u64,
         twice: bool,
     ) -> Arc<Remote> {
+        let small = size <= part_size.max(HEAD);
+        let room = if small { None } else { shared.budget.take_whole(size) };
+        let grid = room.map(|room| Grid { parts: Mutex::default(), checked: OnceLock::new(), _room: room });
         Arc::new_cyclic(|me| Remote {
+            grid,
             shared,
             address,
             version,
@@ -170,6 +178,103 @@ impl Remote {
     }
 }
 
+/// Parts of an object that were asked for, by their number.
+struct Grid {
+    parts: Mutex<BTreeMap<u64, Arc<Cell>>>,
+    /// Whether all parts together have the sum that the object's version is.
+    checked: OnceLock<bool>,
+    _room: Whole,
+}
+
+/// Parts that are fetched before they are asked for.
+const PARTS_AHEAD: u64 = 2;
+
+/// A part that is there, or under way.
+#[derive(Default)]
+struct Cell {
+    bytes: Mutex<Option<Result<Bytes>>>,
+    filled: Condvar,
+}
+
+/// Fills a cell once, if only with an error: who waits for it would else wait for ever.
+struct Filler(Arc<Cell>);
+
+impl Filler {
+    fn fill(&self, result: Result<Bytes>) {
+        self.0.bytes.lock().expect("no panic happens while it is held").get_or_insert(result);
+        self.0.filled.notify_all();
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        self.fill(Err(Error::new(ErrorKind::Internal, "a task of the network panicked, or was ended")));
+    }
+}
+
+impl Cell {
+    fn wait(&self) -> Result<Bytes> {
+        let bytes = self.bytes.lock().expect("no panic happens while it is held");
+        let bytes = self.filled.wait_while(bytes, |bytes| bytes.is_none()).expect("no panic happens while it is held");
+        bytes.clone().expect("it was waited for")
+    }
+}
+
+impl Remote {
+    /// The part of that number, asked for if it wasn't.
+    fn part(&self, grid: &Grid, number: u64) -> Result<Arc<Cell>> {
+        let mut parts = grid.parts.lock().expect("no panic happens while it is held");
+        if let Some(cell) = parts.get(&number) {
+            return Ok(cell.clone());
+        }
+        let start = number * self.part_size;
+        let range = start..(start + self.part_size).min(self.size);
+        let cell = Arc::new(Cell::default());
+        let (me, filler) = (self.me.upgrade().expect("whoever calls holds it"), Filler(cell.clone()));
+        self.network().spawn(async move { filler.fill(me.fetch(range).await) })?;
+        parts.insert(number, cell.clone());
+        Ok(cell)
+    }
+
+    /// Asks for the parts from `number` on that will be wanted soon.
+    fn ask_ahead(&self, grid: &Grid, number: u64) -> Result<()> {
+        let end = self.size.div_ceil(self.part_size);
+        (number..(number + PARTS_AHEAD + 1).min(end)).try_for_each(|number| self.part(grid, number).map(drop))
+    }
+
+    fn read_grid(&self, grid: &Grid, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let mut filled = 0;
+        while filled < buf.len() {
+            let at = offset + filled as u64;
+            let number = at / self.part_size;
+            self.ask_ahead(grid, number)?;
+            let bytes = self.part(grid, number)?.wait()?;
+            let from = (at - number * self.part_size) as usize;
+            let count = (bytes.len() - from).min(buf.len() - filled);
+            buf[filled..filled + count].copy_from_slice(&bytes[from..from + count]);
+            filled += count;
+        }
+        Ok(())
+    }
+
+    /// Whether all of it is here and has the sum that its version is.
+    fn is_checked(&self) -> bool {
+        let Some(grid) = &self.grid else { return false };
+        if !self.network().has_sum(&self.wanted(0..self.size)) {
+            return false;
+        }
+        let cells: Vec<Arc<Cell>> =
+            grid.parts.lock().expect("no panic happens while it is held").values().cloned().collect();
+        if cells.len() as u64 != self.size.div_ceil(self.part_size) {
+            return false;
+        }
+        *grid.checked.get_or_init(|| {
+            let parts: Result<Vec<Bytes>> = cells.iter().map(|cell| cell.wait()).collect();
+            parts.is_ok_and(|parts| self.network().has_this_sum(&self.version, &parts))
+        })
+    }
+}
+
 /// Of an object that was listed, "not found" means that it is gone.
 fn gone(error: Error) -> Error {
     if error.kind() != ErrorKind::NotFound {
@@ -203,13 +308,18 @@ impl Object for Remote {
         Ok(count)
     }
 
-    fn reader(&self, range: Range<u64>, steps: bool) -> Option<Arc<dyn Object>> {
+    fn reader(&self, range: Range<u64>, how: Reading) -> Option<Arc<dyn Object>> {
         if self.is_small() {
             return None;
         }
         let range = range.start.min(self.size)..range.end.min(self.size);
         let me = self.me.upgrade().expect("whoever calls holds it");
-        Some(Arc::new(Ahead::new(me, self.shared.budget.clone(), range, steps)))
+        if let (Some(grid), Reading::Along) = (&self.grid, how) {
+            // What can't be asked for is said by who reads it.
+            let _ = self.part(grid, (range.start / self.part_size).min((self.size - 1) / self.part_size));
+            return Some(Arc::new(Along(me)));
+        }
+        Some(Arc::new(Ahead::new(me, self.shared.budget.clone(), range, how == Reading::Only { steps: true })))
     }
 
     fn read_again(&self) -> Option<Arc<dyn Object>> {
@@ -221,15 +331,30 @@ impl Object for Remote {
     }
 
     fn in_memory(&self) -> bool {
-        self.is_small()
+        let parts = |grid: &Grid| grid.parts.lock().expect("no panic happens while it is held").len() as u64;
+        self.is_small() || self.grid.as_ref().is_some_and(|grid| 2 * parts(grid) > self.size.div_ceil(self.part_size))
     }
 
     fn is_doubtful(&self) -> bool {
-        // With TLS it would show, and in a small object with a sum as well.
+        // With TLS it would show, and in what has a sum as well.
         let network = self.network();
-        !self.twice
-            && network.is_plain(&self.address)
-            && !(self.is_small() && network.has_sum(&self.wanted(0..self.size)))
+        let checked = || self.is_small() && network.has_sum(&self.wanted(0..self.size)) || self.is_checked();
+        !self.twice && network.is_plain(&self.address) && !checked()
+    }
+}
+
+/// A reader of parts that all readers share.
+struct Along(Arc<Remote>);
+
+impl Object for Along {
+    fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let count = self.0.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let grid = self.0.grid.as_ref().expect("it is what makes a reader like this");
+        self.0.read_grid(grid, offset, &mut buf[..count]).map(|()| count)
     }
 }
 

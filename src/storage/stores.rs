@@ -208,7 +208,7 @@ impl Stores {
         self.newest(location, |object| {
             let failed = |error| Error::new(ErrorKind::Write, format!("can't copy {}", shown(location))).because(error);
             let mut file = std::fs::File::create(path).map_err(failed)?;
-            let object = super::reader(object, 0..object.size(), false);
+            let object = super::reader(object, 0..object.size(), super::Reading::Along);
             let mut buffer = vec![0; STEP.min(object.size()) as usize];
             let mut offset = 0;
             while offset < object.size() {
@@ -346,6 +346,10 @@ impl Store for Stores {
             _ => options.http.part_size.0,
         };
         Ok(Remote::new(shared, address, version, size, part_size, false))
+    }
+
+    fn expect_lanes(&self, own: u32, all: u32) {
+        self.shared.budget.expect_lanes(own, all);
     }
 
     fn traffic(&self) -> Traffic {

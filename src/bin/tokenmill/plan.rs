@@ -295,6 +295,7 @@ fn show(report: &Report) -> String {
         ("tokens ahead", memory.ids),
         ("decoders", memory.decoders),
         ("kept for other lanes", memory.kept),
+        ("remote objects", memory.remote),
         ("tokenizer", memory.tokenizer),
         ("rest", memory.rest),
     ] {

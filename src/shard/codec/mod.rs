@@ -13,7 +13,7 @@ mod zstd;
 
 use std::sync::Arc;
 
-pub(crate) use self::again::Again;
+pub(crate) use self::again::{Again, HELD};
 pub(crate) use self::zstd::{FRAME_MAGIC, FrameHeader, Zstd, is_skippable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::Object;
