@@ -14,7 +14,6 @@ VENV = $(CACHE)/venv-$(shell { cat $(REQUIREMENTS); $(PYTHON) --version; } | $(P
 PYTHON_REQUIREMENTS := python/requirements-test.txt
 PYTHON_VENV = $(CACHE)/venv-python-$(shell { cat $(PYTHON_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
 
-
 # The S3 server of tests/it/s3.rs, by the content of its requirements.
 S3_REQUIREMENTS := tests/s3/requirements.txt
 S3_VENV = $(CACHE)/venv-s3-$(shell { cat $(S3_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')

@@ -23,7 +23,7 @@
 //! # How to read it: in the order the data flows
 //!
 //! ```text
-//! storage      bytes of an object: local files
+//! storage      bytes of an object: local files, S3, HTTP, the hub
 //! source       which shards there are (manifest), and who reads what (dealing)
 //! shard        one object -> units -> windows of records: codecs, JSON lines, text, Parquet
 //! tokenizer    text -> ids: one definition, two engines, the same ids
@@ -57,12 +57,13 @@
 //! * **G7 Fast resume.** Work before the first batch after a resume is bounded by a window a lane on shards that can be
 //!   seeked; on others by decompressing up to the place. (`shard`)
 //! * **G8 Never hangs.** Every wait is bounded; a worker's error or panic reaches the caller in its place in the order; a stall
-//!   names stage, source, shard and lane. (`storage`)
+//!   names stage, source, shard and lane. (`storage`, `remote`, `s3`)
 //! * **G9 Never silently wrong.** Another tokenizer, seed, packing, or changed data at a resume is an error that lists found and
 //!   expected. Corrupt input is an error with shard, record and byte, or a counted skip. (`faults`, `damage`, `cli`)
 //! * **G10 Bounded memory.** Everything read ahead has a bound in bytes, which follows from `runtime.memory`. (`memory`)
 //!
-//! The library prints nothing and takes nothing from the environment; it logs through `tracing`.
+//! The library prints nothing and takes nothing from the environment, but for AWS' credential chain, which is that; it logs through
+//! `tracing`.
 
 pub mod block;
 pub mod config;
