@@ -152,20 +152,20 @@ impl Shard {
         let open = |from: Arc<dyn Object>, data| Shard::open_unnamed(from, data, name.clone(), options);
         // Compression of another kind than the name says, or none, may be a damaged first byte.
         let odd = |shard: &Shard| shard.codec.name() != compression_by_name(&name);
-        let result = match open(object.clone(), object.clone()) {
-            Ok(shard) if !object.is_doubtful() && !(odd(&shard) && object.read_again().is_some()) => Ok(shard),
+        let again = || {
+            let again = object.read_again()?;
+            let shard = open(again.clone(), object.clone());
+            Some(shard.map(|shard| if again.in_memory() { shard.with_object(again) } else { shard }))
+        };
+        let first = if object.is_doubtful(false) { again() } else { None };
+        let result = match first.unwrap_or_else(|| open(object.clone(), object.clone())) {
+            Ok(shard) if !object.is_doubtful(true) && !odd(&shard) => Ok(shard),
+            // It was read again already.
+            Ok(shard) if object.is_doubtful(false) && !odd(&shard) => Ok(shard),
             Err(error) if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config) => Err(error),
             // What can't be made sense of, too, may have been damaged on the way.
-            result => match object.read_again() {
-                None => result,
-                Some(again) => {
-                    let second = open(again.clone(), object.clone()).map(|shard| match again.in_memory() {
-                        true => shard.with_object(again),
-                        false => shard,
-                    });
-                    result.or_else(|error| second.clone().map_err(|_| error)).and(second)
-                }
-            },
+            Err(error) => again().unwrap_or_else(|| Err(error.clone())).map_err(|_| error),
+            Ok(shard) => again().unwrap_or(Ok(shard)),
         };
         result.map_err(|error| error.in_shard(&name))
     }

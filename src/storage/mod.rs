@@ -142,8 +142,8 @@ pub trait Object: Send + Sync {
     }
 
     /// Whether bytes may come damaged and nothing would show it: then what everything else hangs on, as tables of frames and
-    /// footers, is read by [`Object::read_again`] from the first.
-    fn is_doubtful(&self) -> bool {
+    /// footers, is read by [`Object::read_again`]. `opened`: that has been read, and what is here of the object may show it now.
+    fn is_doubtful(&self, _opened: bool) -> bool {
         false
     }
 }
@@ -201,8 +201,8 @@ impl Object for Checked {
         Some(Arc::new(Checked(self.0.read_again()?)))
     }
 
-    fn is_doubtful(&self) -> bool {
-        self.0.is_doubtful()
+    fn is_doubtful(&self, opened: bool) -> bool {
+        self.0.is_doubtful(opened)
     }
 
     fn in_memory(&self) -> bool {

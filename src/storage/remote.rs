@@ -335,10 +335,11 @@ impl Object for Remote {
         self.is_small() || self.grid.as_ref().is_some_and(|grid| 2 * parts(grid) > self.size.div_ceil(self.part_size))
     }
 
-    fn is_doubtful(&self) -> bool {
-        // With TLS it would show, and in what has a sum as well.
+    fn is_doubtful(&self, opened: bool) -> bool {
+        // With TLS it would show, and in what has a sum as well, when all of it is here.
         let network = self.network();
-        let checked = || self.is_small() && network.has_sum(&self.wanted(0..self.size)) || self.is_checked();
+        let has_sum = || (self.is_small() || self.grid.is_some()) && network.has_sum(&self.wanted(0..self.size));
+        let checked = || has_sum() && (!opened || self.is_small() || self.is_checked());
         !self.twice && network.is_plain(&self.address) && !checked()
     }
 }
