@@ -164,7 +164,7 @@ pub(super) fn changed(shown: &str, found: &str, version: &Version) -> Error {
     )
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: impl header::AsHeaderName) -> Option<&'a str> {
+fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim)
 }
 

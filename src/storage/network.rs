@@ -276,11 +276,11 @@ impl Network {
         let mut bytes = Vec::with_capacity((end - start) as usize);
         let shift = (variant as u64 * 37) % 1009;
         let (ranges, extra) = match variant {
-            0 => (vec![start..end], 0),
-            _ if start >= shift => (vec![start - shift..end], shift),
+            0 => ([start..end, end..end], 0),
+            _ if start >= shift => ([start - shift..end, end..end], shift),
             _ => {
                 let middle = (start + variant as u64).min(end);
-                (vec![start..middle, middle..end], 0)
+                ([start..middle, middle..end], 0)
             }
         };
         let mut said = None;
@@ -293,7 +293,8 @@ impl Network {
                 }
                 Ok(())
             };
-            said = self.fetch_to(live, &wanted, &mut out).await?;
+            let sum = self.fetch_to(live, &wanted, &mut out).await?;
+            said = said.or(sum);
         }
         bytes.drain(..extra as usize);
         Ok((bytes, said.filter(|_| variant == 0)))

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::size::{ByteSize, Seconds};
 
 /// `[storage]` of the config: nothing here changes the stream.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorageOptions {
     /// Bound on what is read ahead from remote objects, all readers together; less than 64 MiB for each. The default is an
@@ -37,20 +37,6 @@ pub struct StorageOptions {
     #[serde(skip)]
     #[schemars(skip)]
     pub environment: Environment,
-}
-
-impl Default for StorageOptions {
-    fn default() -> Self {
-        StorageOptions {
-            read_ahead: None,
-            s3: S3Options::default(),
-            http: HttpOptions::default(),
-            hub: HubOptions::default(),
-            retry: RetryOptions::default(),
-            cache: CacheOptions::default(),
-            environment: Environment::default(),
-        }
-    }
 }
 
 /// `[storage.s3]` of the config.

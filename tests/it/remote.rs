@@ -452,7 +452,7 @@ fn tokenizers_of_the_hub() {
             tokenmill::tokenizer::Tokenizer::load(&config.tokenizer_options())
         };
         let offline = [("HF_HUB_OFFLINE", "1")];
-        let error = load("hf://o/m", &offline).err().expect("it isn't there yet");
+        let error = load("hf://o/m", &offline).expect_err("it isn't there yet");
         assert!(error.kind() == ErrorKind::NotFound && error.detail().contains("HF_HUB_OFFLINE"), "{error}");
         let tokenizer = load("hf://o/m", &[]).expect("it is downloaded");
         let mut ids = Vec::new();
@@ -471,9 +471,9 @@ fn tokenizers_of_the_hub() {
         load("hf://o/m", &offline).expect("it is there");
         load(&format!("hf://o/m@{commit}"), &[]).expect("it is there");
         assert_eq!(hub.state.requests.load(Ordering::SeqCst), asked);
-        let error = load("hf://o/m@v2", &[]).err().expect("no such revision");
+        let error = load("hf://o/m@v2", &[]).expect_err("no such revision");
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-        let error = load("hf://o/other", &[]).err().expect("no such model");
+        let error = load("hf://o/other", &[]).expect_err("no such model");
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     });
 }

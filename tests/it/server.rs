@@ -82,8 +82,11 @@ impl Drop for Server {
     }
 }
 
-/// A request: method, target, headers in lower case. `None` at the end of the connection.
-pub fn read_request(reader: &mut impl BufRead) -> std::io::Result<Option<(String, String, BTreeMap<String, String>)>> {
+/// Method, target, and headers by their names in lower case.
+pub type Request = (String, String, BTreeMap<String, String>);
+
+/// The next request, or the beginning of a response; `None` at the end of the connection.
+pub fn read_request(reader: &mut impl BufRead) -> std::io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
