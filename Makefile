@@ -41,14 +41,15 @@ test-oracle: venv
 	cargo build --release
 	@set -e; for check in $(wildcard tests/oracle/*.py); do "$(VENV)/bin/python" $$check --binary "$(BINARY)"; done
 
-# The wheel as users get it is what is tested.
+# The wheel as users get it is what is tested, from a folder in which the sources don't hide it.
 test-python: python-venv
 	cargo build --release
 	cd python && "$(PYTHON_VENV)/bin/maturin" build --release --strip --quiet --interpreter "$(PYTHON_VENV)/bin/python" --out "$(CARGO_TARGET_DIR)/wheels"
 	"$(PYTHON_VENV)/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall \
 		"$(CARGO_TARGET_DIR)"/wheels/tokenmill-*.whl
 	cd python && "$(PYTHON_VENV)/bin/python" -m mypy --cache-dir "$(CARGO_TARGET_DIR)/mypy" tokenmill
-	cd python && TOKENMILL_BINARY="$(BINARY)" "$(PYTHON_VENV)/bin/python" -m pytest -q -p no:cacheprovider --import-mode=append
+	cd "$(CARGO_TARGET_DIR)" && TOKENMILL_BINARY="$(BINARY)" PYTHONDONTWRITEBYTECODE=1 "$(PYTHON_VENV)/bin/pytest" -q -p no:cacheprovider \
+		-c "$(CURDIR)/python/pyproject.toml" --rootdir "$(CURDIR)/python" "$(CURDIR)/python/tests"
 
 python-venv:
 	@if [ ! -f "$(PYTHON_VENV)/.ready" ]; then \

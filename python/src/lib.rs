@@ -24,7 +24,5 @@ fn _tokenmill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<run::Run>()?;
     module.add_class::<stream::Stream>()?;
     module.add_function(wrap_pyfunction!(logging::take_log, module)?)?;
-    module.add_function(wrap_pyfunction!(run::load_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(run::save_checkpoint, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -3,7 +3,7 @@
 //! Holds: nothing in it changes, so a forked process may use its parent's. Does not know: where the run stands; a checkpoint's bytes
 //! say that.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -16,6 +16,7 @@ use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::pipeline::{self, Even, Pipeline, Poll, RunOptions};
 use tokenmill::plan::Plan;
 use tokenmill::state::{self, Checkpoint};
+use tokenmill::storage::{Stores, scheme};
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::error::raise;
@@ -40,6 +41,7 @@ impl Run {
                 true => Config::from_table(table_of(text)?, base, &overrides)?,
                 false => Config::parse(text, base, &overrides)?,
             };
+            let config = config.with_environment(|name| std::env::var(name).ok());
             let plan = Arc::new(Plan::new(&config)?);
             let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
             Ok(Run { plan, tokenizer, startup: begin.elapsed() })
@@ -68,6 +70,35 @@ impl Run {
     /// The text of ids.
     fn decode(&self, py: Python<'_>, ids: Vec<u32>) -> String {
         py.detach(|| self.tokenizer.decode(&ids))
+    }
+
+    /// Whether something is read from a store other than this machine's files, which has threads of its own.
+    fn remote(&self) -> bool {
+        let paths = self.plan.config.source.iter().flat_map(|source| &source.paths);
+        paths.chain([&self.plan.config.tokenizer.path]).any(|path| scheme(path).is_some())
+    }
+
+    /// The bytes of the checkpoint at `path`, as `tokenmill run --resume` takes it.
+    fn load_checkpoint<'py>(&self, py: Python<'py>, path: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let load = || match scheme(path) {
+            Some(_) => state::load_objects(&self.stores()?, path),
+            None => state::load(path.as_ref()),
+        };
+        let checkpoint = py.detach(load).map_err(|error| raise(py, &error))?;
+        Ok(PyBytes::new(py, &checkpoint.to_bytes()))
+    }
+
+    /// Writes a checkpoint's bytes into a folder, as `tokenmill run --checkpoint` does; returns the path.
+    fn save_checkpoint(&self, py: Python<'_>, folder: &str, state: &[u8]) -> PyResult<PathBuf> {
+        let save = || -> Result<PathBuf> {
+            let checkpoint = Checkpoint::parse(state)?;
+            let saved = match scheme(folder) {
+                Some(_) => state::save_object(&self.stores()?, folder, &checkpoint)?,
+                None => state::save(folder.as_ref(), &checkpoint)?,
+            };
+            Ok(saved.path)
+        };
+        py.detach(save).map_err(|error| raise(py, &error))
     }
 
     /// The lanes of a rank.
@@ -158,6 +189,13 @@ impl Run {
     }
 }
 
+impl Run {
+    fn stores(&self) -> Result<Stores> {
+        let config = &self.plan.config;
+        Stores::new(&config.storage, config.runtime.memory, &config.base)
+    }
+}
+
 /// A config's table out of JSON.
 fn table_of(json: &str) -> Result<toml::Table> {
     let wrong = |detail: String| Error::new(ErrorKind::Config, detail);
@@ -166,18 +204,4 @@ fn table_of(json: &str) -> Result<toml::Table> {
         toml::Value::Table(table) => Ok(table),
         other => Err(wrong(format!("the config is a {}, expected a table", other.type_str()))),
     }
-}
-
-/// The bytes of the checkpoint at `path`, as `tokenmill run --resume` takes it.
-#[pyfunction]
-pub fn load_checkpoint<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyBytes>> {
-    let bytes = py.detach(|| state::load(&path).map(|checkpoint| checkpoint.to_bytes()));
-    Ok(PyBytes::new(py, &bytes.map_err(|error| raise(py, &error))?))
-}
-
-/// Writes a checkpoint's bytes into a folder, as `tokenmill run --checkpoint` does; returns the path.
-#[pyfunction]
-pub fn save_checkpoint(py: Python<'_>, folder: PathBuf, state: &[u8]) -> PyResult<PathBuf> {
-    let save = |folder: &Path| Ok(state::save(folder, &Checkpoint::parse(state)?)?.path);
-    py.detach(|| save(&folder)).map_err(|error: Error| raise(py, &error))
 }

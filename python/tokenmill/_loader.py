@@ -13,9 +13,12 @@ from typing import Any
 
 from . import _ranks, _state
 from ._error import Error
-from ._tokenmill import Run, Stream, load_checkpoint, save_checkpoint, take_log
+from ._tokenmill import Run, Stream, take_log
 
 Batch = dict[str, Any]
+
+
+_LEFT_BEHIND: list[Run] = []
 
 
 def _log() -> None:
@@ -145,6 +148,7 @@ class Loader:
 
     def _load(self) -> Run:
         (text, is_json, base, name), overrides = self._source
+        self._run_pid = os.getpid()
         try:
             return Run(text, is_json, base, overrides)
         except Error as error:
@@ -154,9 +158,17 @@ class Loader:
         finally:
             _log()
 
+    def _live(self) -> Run:
+        """The run, loaded anew in a forked process if stores other than this machine's files are read: their threads stay behind."""
+        if self._run_pid != os.getpid() and self._run.remote():
+            # To end it would wait for threads that aren't there.
+            _LEFT_BEHIND.append(self._run)
+            self._run = self._load()
+        return self._run
+
     def _resume(self, resume: Any) -> None:
         if isinstance(resume, (str, os.PathLike)):
-            self._go_on_from(load_checkpoint(os.fspath(resume)))
+            self._go_on_from(self._live().load_checkpoint(os.fspath(resume)))
         elif isinstance(resume, Mapping):
             self.load_state_dict(resume)
         else:
@@ -164,7 +176,7 @@ class Loader:
 
     def _go_on_from(self, checkpoint: bytes) -> None:
         try:
-            self._run.resume(self._rank, self._world_size, self._lanes, checkpoint)
+            self._live().resume(self._rank, self._world_size, self._lanes, checkpoint)
         finally:
             _log()
         self.close()
@@ -200,7 +212,7 @@ class Loader:
             self._stream = None
         if self._stream is None:
             try:
-                self._stream = self._run.start(
+                self._stream = self._live().start(
                     self._rank,
                     self._world_size,
                     self._lanes,
@@ -238,7 +250,7 @@ class Loader:
     def _checkpoint(self) -> bytes:
         if self._stream is not None:
             return self._stream.checkpoint()
-        return self._run.resume(self._rank, self._world_size, self._lanes, self._from)
+        return self._live().resume(self._rank, self._world_size, self._lanes, self._from)
 
     def state_dict(self) -> _state.State:
         """The state after the last batch delivered: ``{"header": …, "lane_00017": …}``, text each.
@@ -259,7 +271,7 @@ class Loader:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint as ``tokenmill run --checkpoint`` does; returns the file's path. Each rank writes its own."""
-        return Path(save_checkpoint(os.fspath(folder), self._checkpoint()))
+        return Path(self._live().save_checkpoint(os.fspath(folder), self._checkpoint()))
 
     # What it is, and what it did
 
@@ -315,7 +327,7 @@ class Loader:
         found = []
         for block in blocks:
             states = [begin] if begin is not None and _lies_before(json.loads(begin), block) else []
-            found.append(json.loads(self._run.locate(block, states)))
+            found.append(json.loads(self._live().locate(block, states)))
         return found
 
     # Its end
@@ -380,7 +392,7 @@ class Loader:
         in_turn = in_turn if len(owned) % (in_turn * workers) == 0 else 1
         part = Loader.__new__(Loader)
         part.__dict__.update(self.__getstate__())
-        part._run, part._torch = self._run, self._torch
+        part._run, part._torch = self._live(), self._torch
         part._lanes = [lane for place, lane in enumerate(owned) if place // in_turn % workers == worker]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self.config["runtime"]["threads"] == 0:
