@@ -147,6 +147,33 @@ def test_distributed_checkpoint(endless, tmp_path):
         same(run(world_size, "load", 4), expected[32:])
 
 
+def test_distributed_checkpoint_with_new_shards(endless, corpus, tmp_path):
+    """Where shards were appended, each rank needs the lanes of all: a state of its own lanes is an error, `full_state` goes on."""
+    import shutil
+
+    import torch.distributed.checkpoint as dcp
+
+    for path in corpus.glob("web-*.jsonl"):
+        shutil.copy(path, tmp_path)
+    endless["source"] = [{"name": "web", "paths": [str(tmp_path / "web-*.jsonl")], "on_new_shards": "next_epoch"}]
+    begun = TokenDataset(endless)
+    for _ in range(5):
+        next(begun)
+    folder = str(tmp_path / "ck")
+    dcp.save({"loader": begun}, checkpoint_id=folder, no_dist=True)
+    shutil.copy(tmp_path / "web-00.jsonl", tmp_path / "web-99.jsonl")
+    for rank in range(2):
+        dataset = TokenDataset(endless, rank=rank, world_size=2)
+        with pytest.raises(tokenmill.Error, match="shards were appended"):
+            dcp.load({"loader": dataset}, checkpoint_id=folder, no_dist=True)
+        state = {"loader": full_state(dataset)}
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
+        dataset.load_state_dict(state["loader"])
+        again = tokenmill.Loader(endless, rank=rank, world_size=2, resume=begun.state_dict())
+        assert dataset.state_dict() == again.state_dict()
+        same(rows(itertools.islice(dataset, 200)), rows(itertools.islice(again, 200)))
+
+
 EVEN = """
 import sys
 import torch.distributed as dist
