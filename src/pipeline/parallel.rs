@@ -59,6 +59,8 @@ pub(super) struct Parallel {
     stall_timeout: Duration,
     interrupt: Arc<AtomicBool>,
     poll: Option<Poll>,
+    /// When it was last called.
+    asked: Instant,
 }
 
 /// What tasks share.
@@ -230,6 +232,7 @@ impl Parallel {
             stall_timeout,
             interrupt: options.interrupt.clone(),
             poll: options.poll.clone(),
+            asked: Instant::now(),
         };
         let mut first: Vec<usize> = (0..driver.strands.len()).collect();
         first.retain(|&strand| driver.strands[strand].turn != u64::MAX);
@@ -334,6 +337,19 @@ impl Parallel {
         }
     }
 
+    /// Asks the caller whether to end, once a [`TICK`] at most; also between results that come faster than that.
+    fn ask(&mut self) -> Result<()> {
+        let Some(poll) = &self.poll else { return Ok(()) };
+        if self.asked.elapsed() < TICK {
+            return Ok(());
+        }
+        self.asked = Instant::now();
+        match (poll.0)() {
+            true => Err(Error::new(ErrorKind::Interrupted, "the caller asked the wait to end")),
+            false => Ok(()),
+        }
+    }
+
     /// Waits for one result, as long as something can still come.
     fn wait(&mut self, index: usize) -> Result<()> {
         let begin = Instant::now();
@@ -346,11 +362,7 @@ impl Parallel {
                     self.take(done);
                     return Ok(());
                 }
-                Err(RecvTimeoutError::Timeout) if begin.elapsed() < self.stall_timeout => {
-                    if self.poll.as_ref().is_some_and(|poll| (poll.0)()) {
-                        return Err(Error::new(ErrorKind::Interrupted, "the caller asked the wait to end"));
-                    }
-                }
+                Err(RecvTimeoutError::Timeout) if begin.elapsed() < self.stall_timeout => self.ask()?,
                 Err(_) => return Err(self.stalled(index, begin.elapsed())),
             }
         }
@@ -421,6 +433,7 @@ impl Documents for Parallel {
         if let Some(spent) = spent {
             self.shared.context.buffers.spent_piece(spent);
         }
+        self.ask()?;
         loop {
             while let Ok(done) = self.results.try_recv() {
                 self.take(done);
