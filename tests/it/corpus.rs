@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tokenmill::block::{Batch, Block};
 use tokenmill::config::Config;
-use tokenmill::error::Result;
+use tokenmill::error::{Error, Result};
 use tokenmill::order::key;
 use tokenmill::pipeline::{Pipeline, RunOptions};
 use tokenmill::plan::Plan;
@@ -291,6 +291,22 @@ pub fn start_with(plan: &Arc<Plan>, how: How, options: RunOptions, from: Option<
         ..options
     };
     Pipeline::new(Arc::new(plan), tokenizer, options, from)
+}
+
+/// The blocks of a fresh run up to its end or an error.
+pub fn outcome(plan: &Arc<Plan>, threads: u32) -> (Vec<Block>, Option<Error>) {
+    let mut pipeline = match start(plan, How { threads, ..SERIAL }, None) {
+        Ok(pipeline) => pipeline,
+        Err(error) => return (Vec::new(), Some(error)),
+    };
+    let mut found = Vec::new();
+    loop {
+        match pipeline.next_batch() {
+            Ok(Some(batch)) => found.extend(batch.blocks),
+            Ok(None) => return (found, None),
+            Err(error) => return (found, Some(error)),
+        }
+    }
 }
 
 /// Delivers up to `count` batches.

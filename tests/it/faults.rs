@@ -26,18 +26,8 @@ fn outcome(corpus: &Corpus, extra: &str) -> (Vec<String>, Option<Error>) {
 
 fn run(corpus: &Corpus, extra: &str, threads: u32) -> (Vec<String>, Option<Error>) {
     let plan = corpus.plan(&format!("{HEAD}{extra}"));
-    let mut pipeline = match start(&plan, How { threads, ..SERIAL }, None) {
-        Ok(pipeline) => pipeline,
-        Err(error) => return (Vec::new(), Some(error)),
-    };
-    let mut blocks = Vec::new();
-    loop {
-        match pipeline.next_batch() {
-            Ok(Some(batch)) => blocks.extend(batch.blocks),
-            Ok(None) => return (documents_of(&blocks), None),
-            Err(error) => return (documents_of(&blocks), Some(error)),
-        }
-    }
+    let (blocks, error) = crate::corpus::outcome(&plan, threads);
+    (documents_of(&blocks), error)
 }
 
 /// What is legal in JSONL, and what each oddity becomes.

@@ -1,12 +1,12 @@
 //! A proxy on loopback that damages every n-th response to a GET of an object, and can be dead for a while.
 
 use std::io::{BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::server::read_request;
+use crate::server::{listen, read_request};
 
 /// What happens to a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +45,6 @@ pub struct State {
 
 impl Proxy {
     pub fn start(upstream: SocketAddr, damage: Damage, every: u64) -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("it is bound");
         let state = Arc::new(State {
             upstream,
             damage: Mutex::new(damage),
@@ -56,23 +54,25 @@ impl Proxy {
             dead: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
-        let shared = state.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                if shared.stopped.load(Ordering::Relaxed) {
-                    break;
-                }
-                let state = shared.clone();
-                std::thread::spawn(move || {
-                    let _ = state.serve(stream);
-                });
-            }
-        });
+        let address = listen(state.clone(), |state: &State| &state.stopped, State::serve);
         Proxy { address, state }
     }
 
     pub fn url(&self, path: &str) -> String {
         format!("http://{}/{path}", self.address)
+    }
+
+    /// Is dead for `time` once it has seen `gets` GETs; to be joined.
+    pub fn dies(&self, gets: u64, time: Duration) -> std::thread::JoinHandle<()> {
+        let state = self.state.clone();
+        std::thread::spawn(move || {
+            while state.gets.load(Ordering::SeqCst) < gets {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            state.dead.store(true, Ordering::SeqCst);
+            std::thread::sleep(time);
+            state.dead.store(false, Ordering::SeqCst);
+        })
     }
 }
 

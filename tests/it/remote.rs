@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokenmill::block::Block;
 use tokenmill::config::Config;
-use tokenmill::error::{Error, ErrorKind};
+use tokenmill::error::ErrorKind;
 use tokenmill::plan::Plan;
 use tokenmill::storage::Environment;
 
@@ -59,22 +58,6 @@ pub fn remote_config(corpus: &Corpus, head: &str, root: &str) -> Config {
         source.paths = names.into_iter().map(|file| format!("{root}{}/{file}", source.name)).collect();
     }
     config
-}
-
-/// The blocks up to the end or an error.
-pub fn outcome(plan: &Arc<Plan>, threads: u32) -> (Vec<Block>, Option<Error>) {
-    let mut pipeline = match start(plan, How { threads, ..SERIAL }, None) {
-        Ok(pipeline) => pipeline,
-        Err(error) => return (Vec::new(), Some(error)),
-    };
-    let mut found = Vec::new();
-    loop {
-        match pipeline.next_batch() {
-            Ok(Some(batch)) => found.extend(batch.blocks),
-            Ok(None) => return (found, None),
-            Err(error) => return (found, Some(error)),
-        }
-    }
 }
 
 pub fn planned(config: &Config) -> Arc<Plan> {
@@ -194,15 +177,7 @@ fn a_server_that_dies_for_a_while() {
         let proxy = Proxy::start(server.address, Damage::Nothing, 1);
         let head = format!("{HEAD}{FAST}tries = 1000\n").replace("max_wait = \"20ms\"", "max_wait = \"100ms\"");
         let plan = planned(&remote_config(&corpus, &head, &proxy.url("")));
-        let state = proxy.state.clone();
-        let killer = std::thread::spawn(move || {
-            while state.gets.load(Ordering::SeqCst) < 25 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            state.dead.store(true, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_secs(3));
-            state.dead.store(false, Ordering::SeqCst);
-        });
+        let killer = proxy.dies(25, Duration::from_secs(3));
         let began = Instant::now();
         let (found, error) = outcome(&plan, 2);
         killer.join().expect("it only waits");

@@ -5,7 +5,6 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokenmill::config::Config;
@@ -15,7 +14,7 @@ use tokenmill::storage::Store;
 
 use crate::corpus::*;
 use crate::proxy::{Damage, Proxy};
-use crate::remote::{FAST, outcome, planned};
+use crate::remote::{FAST, planned};
 use crate::seaweed::{Seaweed, server};
 use crate::store::within;
 
@@ -485,15 +484,7 @@ fn retries_are_reported() {
         let (expected, _) = outcome(&corpus.plan(HEAD), 0);
         let proxy = Proxy::start(server.address, Damage::Nothing, 1);
         let plan = planned(&config(&corpus, &format!("{HEAD}{FAST}tries = 500\n"), "gone", proxy.address));
-        let state = proxy.state.clone();
-        let killer = std::thread::spawn(move || {
-            while state.gets.load(Ordering::SeqCst) < 20 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            state.dead.store(true, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_secs(2));
-            state.dead.store(false, Ordering::SeqCst);
-        });
+        let killer = proxy.dies(20, Duration::from_secs(2));
         let (found, error) = outcome(&plan, 2);
         killer.join().expect("it only waits");
         assert!(error.is_none() && found == expected, "{error:?}");

@@ -52,21 +52,8 @@ pub struct State {
 
 impl Server {
     pub fn start(folder: &Path, manners: Manners) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("it is bound");
         let state = Arc::new(State { folder: folder.to_owned(), manners, ..State::default() });
-        let shared = state.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                if shared.stopped.load(Ordering::Relaxed) {
-                    break;
-                }
-                let state = shared.clone();
-                std::thread::spawn(move || {
-                    let _ = state.serve(stream);
-                });
-            }
-        });
+        let address = listen(state.clone(), |state: &State| &state.stopped, State::serve);
         Server { address, state }
     }
 
@@ -80,6 +67,28 @@ impl Drop for Server {
         self.state.stopped.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(self.address);
     }
+}
+
+/// Listens on a port of loopback and has each connection served on a thread of its own, until one comes after `stopped` was set.
+pub fn listen<S: Send + Sync + 'static>(
+    state: Arc<S>,
+    stopped: fn(&S) -> &AtomicBool,
+    serve: fn(&S, TcpStream) -> std::io::Result<()>,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it is bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            if stopped(&state).load(Ordering::Relaxed) {
+                break;
+            }
+            let state = state.clone();
+            std::thread::spawn(move || {
+                let _ = serve(&state, stream);
+            });
+        }
+    });
+    address
 }
 
 /// Method, target, and headers by their names in lower case.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokenmill::block::Block;
-use tokenmill::error::{Error, ErrorKind};
+use tokenmill::error::ErrorKind;
 use tokenmill::pipeline::{Pipeline, RunOptions};
 use tokenmill::plan::Plan;
 use tokenmill::tokenizer::Tokenizer;
@@ -34,22 +33,6 @@ fn corpus() -> Corpus {
         corpus = corpus.source(&format!("{kind:?}").to_lowercase(), kind, 1, 24, 90, "weight = 1.0\nmax_epochs = 1");
     }
     corpus
-}
-
-/// The blocks up to the end or an error.
-fn outcome(plan: &Arc<Plan>, threads: u32) -> (Vec<Block>, Option<Error>) {
-    let mut pipeline = match start(plan, How { threads, ..SERIAL }, None) {
-        Ok(pipeline) => pipeline,
-        Err(error) => return (Vec::new(), Some(error)),
-    };
-    let mut found = Vec::new();
-    loop {
-        match pipeline.next_batch() {
-            Ok(Some(batch)) => found.extend(batch.blocks),
-            Ok(None) => return (found, None),
-            Err(error) => return (found, Some(error)),
-        }
-    }
 }
 
 /// Every read of the run, serial and parallel, failing or short: I/O is never skipped, whatever `bad_record` says.
