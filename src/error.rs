@@ -123,6 +123,11 @@ impl Error {
         self.with(|inner| inner.source = Some(Arc::new(source)))
     }
 
+    /// The same in other words: `words` gets the detail and gives the new one; kind, place and cause stay.
+    pub fn reworded(self, words: impl FnOnce(&str) -> String) -> Self {
+        self.with(|inner| inner.detail = words(&inner.detail))
+    }
+
     /// Names the shard, unless one is named already: the innermost place is the most exact.
     pub fn in_shard(self, shard: &Arc<str>) -> Self {
         self.with(|inner| {

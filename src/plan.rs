@@ -255,13 +255,9 @@ impl Plan {
 
 /// The shards of a source, listed.
 fn list(options: &SourceOptions, config: &Config, store: &dyn Store) -> Result<Manifest> {
-    let listed = store.list(&options.paths, &config.base).map_err(|error| {
-        let named = Error::new(error.kind(), format!("source {:?}: {}", options.name, error.detail()));
-        match std::error::Error::source(&error) {
-            Some(source) => named.because(std::io::Error::other(source.to_string())),
-            None => named,
-        }
-    })?;
+    let listed = store
+        .list(&options.paths, &config.base)
+        .map_err(|error| error.reworded(|detail| format!("source {:?}: {detail}", options.name)))?;
     let root = common_folder(listed.iter().map(|listed| listed.name.as_str()));
     let mut shards: Vec<ManifestEntry> = listed
         .into_iter()

@@ -244,9 +244,10 @@ impl Pipeline {
         let documents: Box<dyn Documents> = if options.serial {
             Box::new(Serial::new(context, readers.into_iter().map(|(_, reader)| reader).collect()))
         } else {
-            let threads = match if options.threads == 0 { plan.config.runtime.threads } else { options.threads } {
-                0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-                threads => threads as usize,
+            let threads = match [options.threads, plan.config.runtime.threads].into_iter().find(|&threads| threads > 0)
+            {
+                Some(threads) => threads as usize,
+                None => std::thread::available_parallelism().map_or(1, |n| n.get()),
             };
             let bounds = memory::bounds(&plan, owned, threads)?;
             let streams = StreamPool::new(plan.clone(), context.buffers.clone(), bounds.kept_max, places);

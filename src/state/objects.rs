@@ -145,11 +145,6 @@ impl<'a> Copy<'a> {
 
     /// The error with the objects' names in place of those of the copy.
     fn named(&self, error: Error) -> Error {
-        let detail = error.detail().replace(&*self.folder.path().to_string_lossy(), self.root);
-        let named = Error::new(error.kind(), detail);
-        match std::error::Error::source(&error) {
-            Some(source) => named.because(std::io::Error::other(source.to_string())),
-            None => named,
-        }
+        error.reworded(|detail| detail.replace(&*self.folder.path().to_string_lossy(), self.root))
     }
 }

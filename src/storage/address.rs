@@ -140,6 +140,11 @@ impl HubPath {
         Ok(url)
     }
 
+    /// As it is listed: without the revision, so that pinning one isn't another corpus.
+    pub(crate) fn name(&self) -> String {
+        format!("hf://{}/{}/{}", self.kind, self.repository, self.path)
+    }
+
     /// The same at another revision.
     pub(crate) fn at_revision(&self, revision: &str) -> HubPath {
         HubPath { revision: revision.into(), ..self.clone() }

@@ -356,7 +356,7 @@ fn md5_said(headers: &HeaderMap) -> Option<String> {
     };
     let base64 = text(headers, "content-md5").or_else(google)?;
     let bytes = base64::engine::general_purpose::STANDARD.decode(base64).ok()?;
-    (bytes.len() == 16).then(|| bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    (bytes.len() == 16).then(|| super::hex(&bytes))
 }
 
 /// A small body as text, with the link to the next page if there is one.

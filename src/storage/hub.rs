@@ -66,8 +66,7 @@ pub(super) async fn list(network: &Network, live: &Live, pattern: &str) -> Resul
         let (size, oid) = entry.lfs.map_or((entry.size, entry.oid), |lfs| (lfs.size, lfs.oid));
         let file = HubPath { path: entry.path, ..tree.clone() };
         let version = Version { tag: (!oid.is_empty()).then(|| format!("\"{oid}\"")), whole: false };
-        let name = format!("hf://{}/{}/{}", file.kind, file.repository, file.path);
-        listed.push(Listed { location: file.to_string(), name, size, version });
+        listed.push(Listed { location: file.to_string(), name: file.name(), size, version });
     }
     Ok(listed)
 }
@@ -124,12 +123,10 @@ pub fn tokenizer_folder(options: &StorageOptions, path: &str) -> Result<PathBuf>
     let malformed = || Error::new(ErrorKind::Config, format!("tokenizer {path:?}: expected hf://owner/model@revision"));
     let parsed = path.strip_prefix("hf://").and_then(HubPath::parse).filter(|path| path.path.is_empty());
     let parsed = parsed.ok_or_else(malformed)?;
-    let cache = options.hub.cache.as_ref().map(PathBuf::from).or_else(|| options.environment.hub_cache.clone());
-    let cache = cache.ok_or_else(|| {
+    let repository = kept_in(options, &parsed).ok_or_else(|| {
         let detail = format!("tokenizer {path:?}: no folder to keep it in; set storage.hub.cache, HF_HOME or HOME");
         Error::new(ErrorKind::Config, detail)
     })?;
-    let repository = cache.join(format!("{}--{}", parsed.kind, parsed.repository.replace('/', "--")));
     let offline = options.hub.offline.unwrap_or(options.environment.hub_offline);
     let there = cached(&repository, &parsed.revision);
     if let Some(there) = &there
@@ -158,8 +155,13 @@ pub fn tokenizer_folder(options: &StorageOptions, path: &str) -> Result<PathBuf>
 /// The folder that [`tokenizer_folder`] would give without asking anybody, if there is one.
 pub(crate) fn cached_tokenizer(options: &StorageOptions, path: &str) -> Option<PathBuf> {
     let parsed = path.strip_prefix("hf://").and_then(HubPath::parse)?;
+    cached(&kept_in(options, &parsed)?, &parsed.revision)
+}
+
+/// The folder of a repository in the local cache, if there is a cache.
+fn kept_in(options: &StorageOptions, path: &HubPath) -> Option<PathBuf> {
     let cache = options.hub.cache.as_ref().map(PathBuf::from).or_else(|| options.environment.hub_cache.clone())?;
-    cached(&cache.join(format!("{}--{}", parsed.kind, parsed.repository.replace('/', "--"))), &parsed.revision)
+    Some(cache.join(format!("{}--{}", path.kind, path.repository.replace('/', "--"))))
 }
 
 /// The snapshot of a revision that is in the cache, if it holds a tokenizer.

@@ -166,10 +166,17 @@ pub(crate) fn reader(object: &Arc<dyn Object>, range: Range<u64>, how: Reading) 
     object.reader(range, how).unwrap_or_else(|| object.clone())
 }
 
-/// Hex MD5, the sum that object stores keep.
-pub(crate) fn md5_hex(bytes: &[u8]) -> String {
+/// Bytes as hex digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Hex MD5 of all `parts` together, the sum that object stores keep.
+fn md5_hex<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     use md5::Digest;
-    md5::Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut sum = md5::Md5::new();
+    parts.into_iter().for_each(|part| sum.update(part));
+    hex(&sum.finalize())
 }
 
 /// An object held to its promises: a short read and a panic become errors, so no decoder takes them for an end or for

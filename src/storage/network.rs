@@ -313,7 +313,7 @@ impl Network {
             let bucket = self.tagged_bucket(wanted);
             let expected = said.or_else(|| bucket.as_ref().and_then(|_| md5_tag(&wanted.version)));
             let Some(expected) = expected.filter(|_| whole) else { return Ok(bytes) };
-            if super::md5_hex(&bytes) == expected {
+            if super::md5_hex([&bytes[..]]) == expected {
                 return Ok(bytes);
             }
             earlier.push(bytes);
@@ -326,7 +326,7 @@ impl Network {
                     }
                     return Ok(earlier.swap_remove(0));
                 }
-                let best = majority(a, b, c).filter(|best| super::md5_hex(best) == expected);
+                let best = majority(a, b, c).filter(|best| super::md5_hex([&best[..]]) == expected);
                 return best.ok_or_else(|| self.always_different(wanted));
             }
             self.counters.retried("checksum");
@@ -381,11 +381,7 @@ impl Network {
 
     /// Whether parts are together the version that an MD5 tag says.
     pub(crate) fn has_this_sum(&self, version: &Version, parts: &[Bytes]) -> bool {
-        use md5::Digest;
-        let mut sum = md5::Md5::new();
-        parts.iter().for_each(|part| sum.update(part));
-        let found: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        md5_tag(version).is_some_and(|expected| expected == found)
+        md5_tag(version).is_some_and(|expected| expected == super::md5_hex(parts.iter().map(|part| &part[..])))
     }
 
     /// The bucket, where its ETags may be MD5 sums.

@@ -23,6 +23,11 @@ use crate::error::{Error, ErrorKind, Result};
 const HEAD: u64 = 256 << 10;
 const TAIL: u64 = 64 << 10;
 
+/// Whether an object is fetched as a whole.
+fn is_small(size: u64, part_size: u64) -> bool {
+    size <= part_size.max(HEAD)
+}
+
 /// What the objects of a plan share.
 #[derive(Debug, Clone)]
 pub(super) struct Shared {
@@ -58,8 +63,7 @@ impl Remote {
         part_size: u64,
         twice: bool,
     ) -> Arc<Remote> {
-        let small = size <= part_size.max(HEAD);
-        let room = if small { None } else { shared.budget.take_whole(size) };
+        let room = if is_small(size, part_size) { None } else { shared.budget.take_whole(size) };
         let grid = room.map(|room| Grid { parts: Mutex::default(), checked: OnceLock::new(), _room: room });
         Arc::new_cyclic(|me| Remote {
             grid,
@@ -162,7 +166,7 @@ impl Remote {
     }
 
     fn is_small(&self) -> bool {
-        self.size <= self.part_size.max(HEAD)
+        is_small(self.size, self.part_size)
     }
 
     /// The bytes, if they are kept.

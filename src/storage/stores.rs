@@ -312,8 +312,7 @@ impl Store for Stores {
             for (location, pending) in pending {
                 let (size, version, pinned) = pending.wait()?;
                 let name = match Target::parse(location)? {
-                    // Without the revision, so that pinning one isn't another corpus.
-                    Target::Hub(path) => format!("hf://{}/{}/{}", path.kind, path.repository, path.path),
+                    Target::Hub(path) => path.name(),
                     _ => shown(location).to_owned(),
                 };
                 let location = pinned.unwrap_or_else(|| location.clone());
