@@ -1,7 +1,7 @@
 //! A batch as numpy arrays.
 //!
-//! Comes in: the blocks of a batch. Goes out: C-contiguous arrays that own their memory. Holds: every value is written once, in
-//! its final place; making the arrays then copies nothing.
+//! Comes in: the blocks of a batch. Goes out: C-contiguous arrays that own their memory. Holds: making the arrays
+//! copies nothing of what was collected.
 
 use numpy::IntoPyArray;
 use numpy::ndarray::{Array1, Array2};

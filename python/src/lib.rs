@@ -24,5 +24,6 @@ fn _tokenmill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<run::Run>()?;
     module.add_class::<stream::Stream>()?;
     module.add_function(wrap_pyfunction!(logging::take_log, module)?)?;
+    module.add_function(wrap_pyfunction!(run::read_config, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -13,14 +13,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokenmill::config::Config;
 use tokenmill::error::{Error, ErrorKind, Result};
-use tokenmill::pipeline::{self, Even, Pipeline, Poll, RunOptions};
+use tokenmill::pipeline::{self, Even, Pipeline, RunOptions};
 use tokenmill::plan::Plan;
 use tokenmill::state::{self, Checkpoint};
 use tokenmill::storage::{Stores, scheme};
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::error::raise;
-use crate::stream::Stream;
+use crate::stream::{Signals, Stream};
 
 /// What runs.
 #[pyclass(module = "tokenmill._tokenmill", frozen)]
@@ -37,10 +37,7 @@ impl Run {
     fn new(py: Python<'_>, text: &str, json: bool, base: PathBuf, overrides: Vec<String>) -> PyResult<Self> {
         let begin = Instant::now();
         let load = || -> Result<Run> {
-            let config = match json {
-                true => Config::from_table(table_of(text)?, base, &overrides)?,
-                false => Config::parse(text, base, &overrides)?,
-            };
+            let config = parse(text, json, base, &overrides)?;
             let config = config.with_environment(|name| std::env::var(name).ok());
             let plan = Arc::new(Plan::new(&config)?);
             let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
@@ -51,7 +48,7 @@ impl Run {
 
     /// The config with all that was filled in, as JSON.
     fn config(&self) -> String {
-        serde_json::to_string(&self.plan.config).expect("a config has string keys and finite numbers only")
+        json_of(&self.plan.config)
     }
 
     /// `(engine, why it encodes, ids, EOS, BOS, padding)`.
@@ -150,8 +147,7 @@ impl Run {
             }
         };
         let interrupt = Arc::new(AtomicBool::new(false));
-        let signals = crate::stream::Signals::default();
-        let poll = signals.clone();
+        let (signals, poll) = Signals::polled();
         let options = RunOptions {
             rank,
             world_size,
@@ -160,7 +156,7 @@ impl Run {
             even,
             skip: skip.into_iter().map(|(start, end)| start..end).collect(),
             interrupt: interrupt.clone(),
-            poll: Some(Poll(Arc::new(move || poll.arrived()))),
+            poll: Some(poll),
             ..RunOptions::default()
         };
         let begin = Instant::now() - self.startup;
@@ -177,9 +173,8 @@ impl Run {
     /// The documents of global block `block`, as JSON; see `tokenmill::pipeline::locate`.
     #[pyo3(signature = (block, states=vec![]))]
     fn locate(&self, py: Python<'_>, block: u64, states: Vec<Vec<u8>>) -> PyResult<String> {
-        let signals = crate::stream::Signals::default();
-        let poll = signals.clone();
-        let options = RunOptions { poll: Some(Poll(Arc::new(move || poll.arrived()))), ..RunOptions::default() };
+        let (signals, poll) = Signals::polled();
+        let options = RunOptions { poll: Some(poll), ..RunOptions::default() };
         let find = || -> Result<String> {
             let states = states.iter().map(|state| Checkpoint::parse(state)).collect::<Result<Vec<_>>>()?;
             let parts = pipeline::locate(&self.plan, &self.tokenizer, block, &states, &options)?;
@@ -194,6 +189,23 @@ impl Run {
         let config = &self.plan.config;
         Stores::new(&config.storage, config.runtime.memory, &config.base)
     }
+}
+
+/// A config with all that was filled in, as JSON; nothing is listed or loaded.
+#[pyfunction]
+pub fn read_config(py: Python<'_>, text: &str, json: bool, base: PathBuf, overrides: Vec<String>) -> PyResult<String> {
+    parse(text, json, base, &overrides).map(|config| json_of(&config)).map_err(|error| raise(py, &error))
+}
+
+fn parse(text: &str, json: bool, base: PathBuf, overrides: &[String]) -> Result<Config> {
+    match json {
+        true => Config::from_table(table_of(text)?, base, overrides),
+        false => Config::parse(text, base, overrides),
+    }
+}
+
+fn json_of(config: &Config) -> String {
+    serde_json::to_string(config).expect("a config has string keys and finite numbers only")
 }
 
 /// A config's table out of JSON.

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use tokenmill::error::{ErrorKind, Result};
-use tokenmill::pipeline::Pipeline;
+use tokenmill::pipeline::{Pipeline, Poll};
 use tokenmill::report::Meter;
 
 use crate::arrays::{Arrays, Fields};
@@ -22,8 +22,15 @@ use crate::error::raise;
 pub struct Signals(Arc<Mutex<Option<PyErr>>>);
 
 impl Signals {
+    /// Where to look afterwards, and the question that a waiting pipeline asks.
+    pub fn polled() -> (Signals, Poll) {
+        let signals = Signals::default();
+        let asked = signals.clone();
+        (signals, Poll(Arc::new(move || asked.arrived())))
+    }
+
     /// Lets Python's signal handlers run; whether one raised.
-    pub fn arrived(&self) -> bool {
+    fn arrived(&self) -> bool {
         let Err(error) = Python::attach(|py| py.check_signals()) else { return false };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         true
@@ -67,8 +74,8 @@ impl Stream {
 
 #[pymethods]
 impl Stream {
-    /// The next batch as `(input_ids, labels, position_ids, segment_ids, cu_seqlens, max_seqlen)`, the last two `None` unless asked
-    /// for; `None` after the last batch.
+    /// The next batch, by name: `input_ids`, `labels`, `position_ids`, `segment_ids`, and where asked for `cu_seqlens` and `max_seqlen`;
+    /// `None` after the last one.
     fn next<'py>(&self, py: Python<'py>, shift_labels: bool, cu_seqlens: bool) -> PyResult<Option<Bound<'py, PyDict>>> {
         let fields = Fields { shift_labels, cu_seqlens };
         let next = self.with(py, |running| -> Result<Option<Arrays>> {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -13,7 +15,7 @@ from typing import Any
 
 from . import _ranks, _state
 from ._error import Error
-from ._tokenmill import Run, Stream, take_log
+from ._tokenmill import Run, Stream, read_config, take_log
 
 Batch = dict[str, Any]
 
@@ -54,6 +56,27 @@ def _text_of(config: Any) -> tuple[str, bool, str, str | None]:
         except OSError as error:
             raise Error(f"read failed: can't read the config {path}: {error}", "read") from None
     raise TypeError(f"config is a {type(config).__name__}, expected a path, a dict or TOML text")
+
+
+@contextlib.contextmanager
+def _naming(name: str | None) -> Iterator[None]:
+    """Adds the file's name to an error about what is written in it."""
+    try:
+        yield
+    except Error as error:
+        if name is None or error.kind != "config":
+            raise
+        raise Error(f"{error} ({name})", error.kind, error.shard, error.record, error.byte) from None
+
+
+def config_of(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The config that a loader of these options would have, before its shards are listed and its tokenizer is loaded."""
+    own = inspect.signature(Loader).parameters
+    text, is_json, base, name = _text_of(config)
+    overrides = list(_flatten({key: value for key, value in options.items() if key not in own}))
+    with _naming(name):
+        whole: dict[str, Any] = json.loads(read_config(text, is_json, base, overrides))
+    return whole
 
 
 class Loader:
@@ -150,11 +173,8 @@ class Loader:
         (text, is_json, base, name), overrides = self._source
         self._run_pid = os.getpid()
         try:
-            return Run(text, is_json, base, overrides)
-        except Error as error:
-            if name is None or error.kind != "config":
-                raise
-            raise Error(f"{error} ({name})", error.kind, error.shard, error.record, error.byte) from None
+            with _naming(name):
+                return Run(text, is_json, base, overrides)
         finally:
             _log()
 
@@ -266,8 +286,7 @@ class Loader:
             Error: ``state_mismatch``: the state is of another run; all differences are named. Nothing has changed then.
         """
         owned = self._run.lanes_of(self._rank, self._world_size) if self._lanes is None else self._lanes
-        _state.join(state, owned)
-        self._go_on_from(_state.join(state))
+        self._go_on_from(_state.join(state, owned))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint as ``tokenmill run --checkpoint`` does; returns the file's path. Each rank writes its own."""

@@ -50,21 +50,18 @@ def header_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return header
 
 
-def join(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> bytes:
-    """A state as a checkpoint's bytes: of the lanes named, or of all that it has."""
+def join(state: Mapping[str, Any], needed: Iterable[int]) -> bytes:
+    """A state as a checkpoint's bytes, of all lanes that it has; those ``needed`` have to be among them."""
     whole = header_of(state)
-    if lanes is None:
-        keys = sorted(key for key in state if key.startswith(_LANE))
-    else:
-        keys = [lane_key(lane) for lane in lanes]
-        missing = [key for key in keys if key not in state]
-        if missing:
-            shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-            raise Error(
-                f"state mismatch: the state lacks {shown}; found {sum(key.startswith(_LANE) for key in state)} lanes of "
-                f"{whole.get('lanes')}, expected those of this rank: give the states of all ranks, see merge_states",
-                "state_mismatch",
-            )
+    keys = sorted(key for key in state if key.startswith(_LANE))
+    missing = [key for key in map(lane_key, needed) if key not in state]
+    if missing:
+        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        raise Error(
+            f"state mismatch: the state lacks {shown}; found {len(keys)} lanes of {whole.get('lanes')}, expected those of "
+            "this rank: give the states of all ranks, see merge_states",
+            "state_mismatch",
+        )
     try:
         whole["cursors"] = [json.loads(state[key]) for key in keys]
     except (TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from . import _state
 from ._even import Even, even
 from ._error import Error
-from ._loader import Batch, Loader
+from ._loader import Batch, Loader, config_of
 
 __all__ = ["Even", "TokenDataset", "even", "full_state", "lanes_of"]
 
@@ -51,7 +51,7 @@ class TokenDataset(IterableDataset[Batch]):
         # Blocks that a data loader takes from a worker at a time.
         self._in_turn = self._loader.batch_size
         if not batched:
-            self._in_turn = batch_size or _written_batch_size(config, options)
+            self._in_turn = batch_size or config_of(config, options)["batch_size"]
         self._part: Loader | None = None
 
     @property
@@ -85,10 +85,6 @@ class TokenDataset(IterableDataset[Batch]):
     def close(self) -> None:
         """Ends the threads."""
         self.loader.close()
-
-
-def _written_batch_size(config: Any, options: Mapping[str, Any]) -> int:
-    return Loader(config, **{**options, "resume": None}).batch_size
 
 
 def full_state(dataset: TokenDataset | Loader) -> _state.State:

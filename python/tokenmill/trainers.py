@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from . import _state
-from ._loader import Batch, Loader
+from ._loader import Batch, config_of
 from .torch import TokenDataset
 
 __all__ = ["LabelledBatches", "TrainerMixin", "WithNext"]
@@ -53,7 +53,7 @@ class WithNext(IterableDataset[torch.Tensor]):
 
     def __init__(self, config: Any, *, block_size: int | None = None, **options: Any) -> None:
         super().__init__()
-        size = block_size or int(Loader(config, **options).config["block_size"])
+        size = block_size or int(config_of(config, options)["block_size"])
         self.dataset = TokenDataset(config, batched=False, block_size=size + 1, **options)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
