@@ -6,17 +6,30 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 PYTHON ?= python3
 
 BINARY := $(CARGO_TARGET_DIR)/release/tokenmill
+# A name for the content of a requirements file and this Python.
+digest = $(shell { cat $(1); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+
+# Makes the virtual environment $(1) of the requirements $(2), if it isn't there.
+define install
+	@if [ ! -f "$(1)/.ready" ]; then \
+		echo "installing $(2) into $(1)"; \
+		rm -rf "$(1)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(1)" && \
+		"$(1)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(2) && \
+		touch "$(1)/.ready"; \
+	fi
+endef
+
 REQUIREMENTS := tests/oracle/requirements.txt
 # A virtual environment for each content of the requirements and each Python.
-VENV = $(CACHE)/venv-$(shell { cat $(REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+VENV = $(CACHE)/venv-$(call digest,$(REQUIREMENTS))
 
 # The same for the Python package: torch is large, so it is kept as long as the requirements stand.
 PYTHON_REQUIREMENTS := python/requirements-test.txt
-PYTHON_VENV = $(CACHE)/venv-python-$(shell { cat $(PYTHON_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+PYTHON_VENV = $(CACHE)/venv-python-$(call digest,$(PYTHON_REQUIREMENTS))
 
 # The S3 server of tests/it/s3.rs, by the content of its requirements.
 S3_REQUIREMENTS := tests/s3/requirements.txt
-S3_VENV = $(CACHE)/venv-s3-$(shell { cat $(S3_REQUIREMENTS); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+S3_VENV = $(CACHE)/venv-s3-$(call digest,$(S3_REQUIREMENTS))
 
 .PHONY: help s3-server test test-rust test-oracle test-python python-venv fuzz fuzz-lock lint quickstart venv clean bench-peers
 
@@ -52,12 +65,7 @@ test-python: python-venv
 		-c "$(CURDIR)/python/pyproject.toml" --rootdir "$(CURDIR)/python" "$(CURDIR)/python/tests"
 
 python-venv:
-	@if [ ! -f "$(PYTHON_VENV)/.ready" ]; then \
-		echo "installing $(PYTHON_REQUIREMENTS) into $(PYTHON_VENV)"; \
-		rm -rf "$(PYTHON_VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(PYTHON_VENV)" && \
-		"$(PYTHON_VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(PYTHON_REQUIREMENTS) && \
-		touch "$(PYTHON_VENV)/.ready"; \
-	fi
+	$(call install,$(PYTHON_VENV),$(PYTHON_REQUIREMENTS))
 
 # The fuzz crate is a workspace of its own, of the same locked versions, and only tokenmill itself is compiled anew for it, with
 # coverage counters. What a run finds interesting is kept beside the builds; what fails, too.
@@ -91,20 +99,10 @@ quickstart:
 	cargo run --release -- run configs/quickstart.toml --out blocks.npy
 
 venv:
-	@if [ ! -f "$(VENV)/.ready" ]; then \
-		echo "installing $(REQUIREMENTS) into $(VENV)"; \
-		rm -rf "$(VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(VENV)" && \
-		"$(VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) && \
-		touch "$(VENV)/.ready"; \
-	fi
+	$(call install,$(VENV),$(REQUIREMENTS))
 
 s3-server:
-	@if [ ! -f "$(S3_VENV)/.ready" ]; then \
-		echo "installing $(S3_REQUIREMENTS) into $(S3_VENV)"; \
-		rm -rf "$(S3_VENV)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(S3_VENV)" && \
-		"$(S3_VENV)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(S3_REQUIREMENTS) && \
-		touch "$(S3_VENV)/.ready"; \
-	fi
+	$(call install,$(S3_VENV),$(S3_REQUIREMENTS))
 
 # Beside other tools, where their scripts are: PEERS, CORPUS (english, multi, code) and TOKENIZERS (NAME.json) name the folders.
 PEERS ?= ../shared/peers
