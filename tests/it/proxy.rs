@@ -38,6 +38,8 @@ pub struct State {
     /// GETs of objects, and how many of them were damaged.
     pub gets: AtomicU64,
     pub damaged: AtomicU64,
+    /// Pages of listings.
+    pub listings: AtomicU64,
     /// Connections are refused, and those there are cut.
     pub dead: AtomicBool,
     stopped: AtomicBool,
@@ -51,6 +53,7 @@ impl Proxy {
             every,
             gets: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
+            listings: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
@@ -123,8 +126,9 @@ impl State {
             }
             from_client.read_exact(&mut body)?;
             let path = target.split('?').next().unwrap_or_default().trim_matches('/');
-            // A listing of a bucket is no object.
-            let counts = method == "GET" && !target.contains("list-type") && !path.is_empty();
+            let lists = method == "GET" && target.contains("list-type");
+            self.listings.fetch_add(lists.into(), Ordering::SeqCst);
+            let counts = method == "GET" && !lists && !path.is_empty();
             let damage = match counts {
                 true if (self.gets.fetch_add(1, Ordering::SeqCst) + 1).is_multiple_of(self.every) => {
                     *self.damage.lock().expect("no panic")

@@ -221,7 +221,7 @@ fn a_server_that_stays_away() {
 fn what_cannot_pass_is_said_at_once() {
     within(60, || {
         let corpus = corpus(&[Kind::Jsonl]);
-        let head = format!("{HEAD}{FAST}[errors]\nbad_record = \"skip\"\n");
+        let head = format!("{HEAD}{FAST}[errors]\nbad_record = \"skip\"\n").replace("150ms", "10s");
         for (what, words) in
             [("changed", "changed since it was listed"), ("gone", "404"), ("longer", "changed since it was listed")]
         {
@@ -245,7 +245,7 @@ fn what_cannot_pass_is_said_at_once() {
             let began = Instant::now();
             let (found, error) = outcome(&plan, 2);
             let error = error.unwrap_or_else(|| panic!("{what}: no error"));
-            assert!(found.is_empty() && began.elapsed() < Duration::from_secs(2), "{what}");
+            assert!(found.is_empty() && began.elapsed() < Duration::from_secs(10), "{what}");
             assert_eq!(error.kind(), ErrorKind::Read, "{error}");
             assert!(error.detail().contains(words) && error.detail().contains("/jsonl/00"), "{error}");
             assert_eq!(plan.store.traffic().retries, 0);

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokenmill::config::Config;
@@ -70,8 +71,9 @@ fn the_same_stream_through_faults() {
                 assert!(error.is_none(), "{what}: {error:?}");
                 assert!(found == expected, "{what}: other blocks");
                 let traffic = plan.store.traffic();
-                let quiet = matches!(damage, Damage::Nothing | Damage::Late(_));
-                assert_eq!(traffic.retries > 0, !quiet, "{what}: {traffic:?}");
+                if !matches!(damage, Damage::Nothing | Damage::Late(_)) {
+                    assert!(traffic.retries > 0, "{what}: {traffic:?}");
+                }
             }
         }
     });
@@ -148,7 +150,9 @@ fn listings_of_many_pages_and_odd_keys() {
 fn command(server: &Seaweed, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tokenmill"));
     let endpoint = format!("storage.s3.endpoint=\"http://{}\"", server.address);
-    command.args(arguments).args(["--set", &endpoint, "--set", "storage.s3.region=us-east-1"]);
+    // What is set later counts.
+    let (name, rest) = arguments.split_at(1);
+    command.args(name).args(["--set", &endpoint, "--set", "storage.s3.region=us-east-1"]).args(rest);
     command.env_remove("RANK").env_remove("WORLD_SIZE").env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
@@ -262,21 +266,20 @@ fn saved_manifests() {
             let output = run(command(server, arguments));
             assert!(output.status.success(), "{arguments:?}: {output:?}");
         };
+        let proxy = Proxy::start(server.address, Damage::Nothing, 1);
+        let through = format!("storage.s3.endpoint=\"http://{}\"", proxy.address);
+        let listings = || proxy.state.listings.swap(0, Ordering::SeqCst);
         let saved = corpus.path("m.json");
         ok(&["plan", file, "--set", paths, "--save-manifest", saved.to_str().expect("UTF-8")]);
         ok(&["plan", file, "--set", paths, "--save-manifest", "s3://manifest/m.json"]);
-        ok(&["run", file, "--set", paths, "--report", out, "-q", "--threads", "1"]);
-        let (listed, requests) =
-            (report(Path::new(out))["digest"].clone(), report(Path::new(out))["storage"]["requests"].clone());
+        ok(&["run", file, "--set", paths, "--set", &through, "--report", out, "-q"]);
+        let listed = report(Path::new(out))["digest"].clone();
+        assert_eq!(listings(), 1);
         for manifest in ["manifest=m.json", "manifest=\"s3://manifest/m.json\""] {
-            ok(&["run", file, "--set", paths, "--set", manifest, "--report", out, "-q"]);
+            ok(&["run", file, "--set", paths, "--set", manifest, "--set", &through, "--report", out, "-q"]);
             assert_eq!(report(Path::new(out))["digest"], listed);
+            assert_eq!(listings(), 0, "{manifest}");
         }
-        ok(&["run", file, "--set", paths, "--set", "manifest=m.json", "--report", out, "-q", "--threads", "1"]);
-        assert_eq!(
-            report(Path::new(out))["storage"]["requests"].as_u64().expect("a number") + 1,
-            requests.as_u64().expect("a number")
-        );
         let fails = |arguments: &[&str], words: &[&str]| {
             let output = run(command(server, arguments));
             let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -134,7 +134,7 @@ fn a_blocked_read_is_a_stall() {
             assert!(begin.elapsed() < Duration::from_secs(10));
             let begin = Instant::now();
             drop(pipeline);
-            assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
         });
     }
 }
@@ -159,7 +159,7 @@ fn a_blocked_read_can_be_interrupted() {
         for _ in 0..2 {
             assert_eq!(pipeline.next_batch().expect_err("interrupted").kind(), ErrorKind::Interrupted);
         }
-        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
         setter.join().expect("it only sets a flag");
     });
 }
