@@ -123,7 +123,7 @@ fn pack(c: &mut Criterion) {
         for index in 0..200u32 {
             piece.ids.extend(0..400);
             let end = piece.ids.len() as u32;
-            piece.documents.push(EncodedDocument { index, end, text_bytes: 1600, skipped: false });
+            piece.documents.push(EncodedDocument { index, end, text_bytes: 1600, ..EncodedDocument::default() });
         }
         piece
     };

@@ -4,6 +4,8 @@
 //! Holds: segments cover the block from its start without gaps; what follows the last one is padding.
 //! Does not know: files, tokenizers, lanes.
 
+use std::ops::Range;
+
 use crate::document::WindowPlace;
 
 /// The label of a token that is not trained: the index that PyTorch's cross-entropy ignores by default.
@@ -22,6 +24,8 @@ pub struct Block {
     pub input_ids: Vec<u32>,
     /// The documents of the block, in order, each from where the one before ends.
     pub segments: Vec<Segment>,
+    /// Ranges of tokens that aren't trained: rising, none touching the next. Padding isn't in it, and never trained.
+    pub untrained: Vec<Range<u32>>,
 }
 
 /// The part of one document that lies in a block.
@@ -40,7 +44,14 @@ pub struct Segment {
 impl Block {
     /// An empty block with room for `block_size` ids.
     pub fn new(index: u64, lane: u32, source: u32, block_size: usize) -> Self {
-        Block { index, lane, source, input_ids: Vec::with_capacity(block_size), segments: Vec::new() }
+        Block {
+            index,
+            lane,
+            source,
+            input_ids: Vec::with_capacity(block_size),
+            segments: Vec::new(),
+            untrained: Vec::new(),
+        }
     }
 
     /// Tokens that are not padding.
@@ -49,7 +60,7 @@ impl Block {
     }
 
     /// The segments with their start: `(range in the block, segment)`.
-    pub fn segment_ranges(&self) -> impl Iterator<Item = (std::ops::Range<usize>, &Segment)> {
+    pub fn segment_ranges(&self) -> impl Iterator<Item = (Range<usize>, &Segment)> {
         let mut start = 0;
         self.segments.iter().map(move |segment| {
             let range = start..segment.end as usize;
@@ -79,11 +90,44 @@ impl Block {
     }
 
     /// Training target of each token, shape `[block_size]`, unshifted as Hugging Face models expect: the token's own id, and
-    /// [`IGNORED`] where nothing is trained, which is padding.
+    /// [`IGNORED`] where nothing is trained: padding, what a conversation's mask says, and the first token of a segment where
+    /// documents are packed whole.
     pub fn labels(&self) -> Vec<i64> {
         let mut labels: Vec<i64> = self.input_ids.iter().map(|id| i64::from(*id)).collect();
+        for range in &self.untrained {
+            labels[range.start as usize..range.end as usize].fill(IGNORED);
+        }
         labels[self.tokens()..].fill(IGNORED);
         labels
+    }
+
+    /// The labels of the next tokens, shape `[block_size]`: what the model is to say after each token. Where documents are packed whole the last one
+    /// of a segment is [`IGNORED`]; that of the block always is.
+    pub fn shifted_labels(&self) -> Vec<i64> {
+        let mut labels = self.labels();
+        if !labels.is_empty() {
+            labels.remove(0);
+            labels.push(IGNORED);
+        }
+        labels
+    }
+
+    /// Where segments begin and end, as attention kernels for sequences of different lengths take it: 0, the end of each segment, and
+    /// the end of the padding where there is some, as if it were one more segment.
+    pub fn cu_seqlens(&self) -> Vec<i32> {
+        let ends = self.segments.iter().map(|segment| segment.end);
+        let size = self.input_ids.len() as u32;
+        let padding = (self.tokens() < size as usize).then_some(size);
+        std::iter::once(0).chain(ends).chain(padding).map(|end| end as i32).collect()
+    }
+
+    /// Marks tokens as not trained; ranges come in rising order and may touch or overlap the one before.
+    pub(crate) fn mask(&mut self, range: Range<usize>) {
+        let range = range.start as u32..range.end as u32;
+        match self.untrained.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => self.untrained.push(range),
+        }
     }
 }
 

@@ -79,6 +79,9 @@ pub struct EncodedDocuments {
     pub ids: Vec<u32>,
     /// The documents, in order.
     pub documents: Vec<EncodedDocument>,
+    /// Ranges of tokens that aren't trained, of all documents, end to end: indices in their document, rising, none touching the next.
+    /// Documents of plain text have none.
+    pub untrained: Vec<std::ops::Range<u32>>,
     /// The first few of the bad records that were passed over, with their places.
     pub bad_records: Vec<crate::error::Error>,
     /// Damaged parts of shards that were passed over before these documents.
@@ -87,8 +90,16 @@ pub struct EncodedDocuments {
     pub error: Option<crate::error::Error>,
 }
 
+impl EncodedDocuments {
+    /// The ranges of document `index`, counted here, that aren't trained.
+    pub fn untrained_of(&self, index: usize) -> &[std::ops::Range<u32>] {
+        let start = index.checked_sub(1).map_or(0, |before| self.documents[before].untrained_end as usize);
+        &self.untrained[start..self.documents[index].untrained_end as usize]
+    }
+}
+
 /// One document's part of [`EncodedDocuments`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncodedDocument {
     /// Index in the window's delivery order, from 0.
     pub index: u32,
@@ -98,4 +109,10 @@ pub struct EncodedDocument {
     pub text_bytes: u32,
     /// True for a bad record that `errors.bad_record = "skip"` passes over; it has no ids.
     pub skipped: bool,
+    /// End of its ranges in [`EncodedDocuments::untrained`].
+    pub untrained_end: u32,
+    /// True for a conversation that has nothing to train; it has no ids.
+    pub untrained: bool,
+    /// True when the next document is of the same record, and goes into the same window.
+    pub continues: bool,
 }

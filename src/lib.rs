@@ -27,6 +27,7 @@
 //! source       which shards there are (manifest), and who reads what (dealing)
 //! shard        one object -> units -> windows of records: codecs, JSON lines, text, Parquet
 //! tokenizer    text -> ids: one definition, two engines, the same ids
+//! chat         conversations -> ids and what of them is trained: templates, spans, control tokens
 //! packing      ids of documents -> blocks, and the cursor that says what was delivered
 //! mixture      which source gives a lane's next block
 //! pipeline     all of it, serially or ahead on threads, lane by lane in the global order
@@ -66,6 +67,7 @@
 //! `tracing`.
 
 pub mod block;
+pub mod chat;
 pub mod config;
 pub mod document;
 pub mod error;

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::chat::{Chat, Clock, TemplateSource};
 use crate::config::{BadRecord, Config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mixture::WEIGHT_UNIT;
@@ -40,9 +41,27 @@ pub struct PlannedSource {
     pub dealing: Dealing,
     /// Dealings of fewer shards, in a run to which shards were appended: each holds below the epoch it stands with.
     pub earlier: Vec<(u32, Dealing)>,
+    /// The chat template, where the source holds conversations.
+    pub template: Option<Arc<TemplateSource>>,
 }
 
 impl PlannedSource {
+    /// Hash of all that decides rows, where the source holds conversations.
+    fn chat_hash(&self) -> Option<String> {
+        Some(self.options.chat.as_ref()?.hash(self.template.as_ref()?))
+    }
+
+    /// What turns its records into tokens, where it holds conversations; templates see the time `now`.
+    ///
+    /// # Errors
+    /// `Config` - the template can't be used, or the tokenizer not with chats.
+    pub fn chat(&self, tokenizer: &Tokenizer, now: Clock) -> Result<Option<Chat>> {
+        let (Some(options), Some(template)) = (&self.options.chat, &self.template) else { return Ok(None) };
+        Chat::new(options.clone(), template, tokenizer, now)
+            .map(Some)
+            .map_err(|e| Error::new(e.kind(), format!("source {:?}: {}", self.name(), e.detail())))
+    }
+
     /// The source's name.
     pub fn name(&self) -> &str {
         &self.options.name
@@ -101,7 +120,14 @@ impl Plan {
                 Some(weight) => (weight * WEIGHT_UNIT).round() as u64,
                 None => manifest.bytes(),
             };
-            sources.push(PlannedSource { options: options.clone(), manifest, weight, dealing, earlier: Vec::new() });
+            let tokenizer = config.tokenizer_options().path;
+            let template = options.chat.as_ref().map(|chat| chat.find_template(&config.base, &tokenizer));
+            let template = template
+                .transpose()
+                .map_err(|e| Error::new(e.kind(), format!("source {:?}: {}", options.name, e.detail())))?
+                .map(Arc::new);
+            let options = options.clone();
+            sources.push(PlannedSource { options, manifest, weight, dealing, earlier: Vec::new(), template });
         }
         sources.sort_by(|a, b| a.name().cmp(b.name()));
         if let Some(empty) = sources.iter().find(|source| source.weight > 0 && source.manifest.bytes() == 0) {
@@ -161,6 +187,7 @@ impl Plan {
                         text_field: source.options.text_field.clone(),
                         separator: source.options.separator.clone(),
                         max_epochs: source.options.max_epochs,
+                        chat: source.chat_hash(),
                     };
                     (source.name().to_owned(), print)
                 })

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::chat::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::packing::PackingOptions;
+use crate::packing::{PackingOptions, Strategy};
 use crate::source::{ShuffleOptions, SourceOptions};
 use crate::storage::{Environment, StorageOptions};
 use crate::tokenizer::TokenizerOptions;
@@ -207,6 +208,8 @@ impl Config {
         in_range("batch_size", self.batch_size.into(), 1, 1 << 20)?;
         in_range("shuffle.span", self.shuffle.span.0, 1, 1 << 40)?;
         in_range("shuffle.window", self.shuffle.window.0, 1, 1 << 30)?;
+        in_range("packing.window", self.packing.window.into(), 1, 1 << 24)?;
+        in_range("packing.window_tokens", self.packing.window_tokens, 0, 1 << 30)?;
         in_range("runtime.threads", self.runtime.threads.into(), 0, 4096)?;
         in_range("runtime.memory", self.runtime.memory.0, 1 << 20, u64::MAX)?;
         if self.runtime.stall_timeout.0.is_zero() {
@@ -233,6 +236,18 @@ impl Config {
             if source.separator.as_deref() == Some("") {
                 return wrong(format!("source {name:?} has an empty separator, expected text or no separator"));
             }
+            if let Some(chat) = &source.chat {
+                if let Some(now) = &chat.now {
+                    Clock::parse(now).map_err(|error| {
+                        Error::new(error.kind(), format!("source {name:?}: chat.{}", error.detail()))
+                    })?;
+                }
+                if chat.expand_turns && self.packing.strategy == Strategy::Concat {
+                    return wrong(format!(
+                        "source {name:?} has chat.expand_turns with packing.strategy \"concat\", expected \"best_fit\" or \"greedy\""
+                    ));
+                }
+            }
             if let Some(weight) = source.weight
                 && !(weight.is_finite() && (0.0..=1e9).contains(&weight))
             {
@@ -248,6 +263,11 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    /// Whether labels are more than the ids without the padding: documents are packed whole, or a source has chats.
+    pub fn has_masks(&self) -> bool {
+        self.packing.strategy != Strategy::Concat || self.source.iter().any(|source| source.chat.is_some())
     }
 
     /// The tokenizer's options, its path made relative to the config file unless it is a built-in's name.

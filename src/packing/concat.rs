@@ -19,7 +19,7 @@ use crate::document::{EncodedDocuments, WindowPlace};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Ids on each side of the cut that the CRC covers.
-const CRC_TOKENS: usize = 256;
+pub(super) const CRC_TOKENS: usize = 256;
 
 /// What one lane has delivered of one source: the place of the first token it has not, and running counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,10 @@ pub struct Cursor {
     pub token: u32,
     /// CRC-32 of up to 256 ids before and after the cut; 0 when `token` is 0.
     pub crc: u32,
+    /// Blocks that were delivered of the window of documents which begins here, where whole documents are packed; `crc` is then that of the
+    /// last one.
+    #[serde(default, skip_serializing_if = "is_zero_u32")]
+    pub window_blocks: u32,
     /// True when all epochs are delivered and the source has left this lane.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ended: bool,
@@ -62,6 +66,21 @@ pub struct Totals {
     pub dropped_tokens: u64,
     /// Padding tokens in delivered blocks.
     pub padding: u64,
+    /// Documents longer than a block of which the rest was left out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub truncated: u64,
+    /// Documents longer than a block that were left out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub too_long: u64,
+    /// Documents longer than a block that were split.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub split: u64,
+    /// Documents left out because they have no token to train.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub untrained: u64,
+    /// Tokens left out of documents longer than a block.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cut_tokens: u64,
 }
 
 impl Totals {
@@ -75,10 +94,19 @@ impl Totals {
         self.skipped_parts += other.skipped_parts;
         self.dropped_tokens += other.dropped_tokens;
         self.padding += other.padding;
+        self.truncated += other.truncated;
+        self.too_long += other.too_long;
+        self.split += other.split;
+        self.untrained += other.untrained;
+        self.cut_tokens += other.cut_tokens;
     }
 }
 
 fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }
 
@@ -138,7 +166,15 @@ impl Concat {
                     let taken = (end - self.offset).min(block_size - block.input_ids.len());
                     if taken > 0 {
                         let first = self.open.checked_sub(1).map_or(0, |i| piece.documents[i].end as usize);
+                        let at = block.input_ids.len();
                         block.input_ids.extend_from_slice(&piece.ids[self.offset..self.offset + taken]);
+                        for range in piece.untrained_of(self.open) {
+                            let from = (first + range.start as usize).max(self.offset);
+                            let to = (first + range.end as usize).min(self.offset + taken);
+                            if from < to {
+                                block.mask(at + from - self.offset..at + to - self.offset);
+                            }
+                        }
                         block.segments.push(Segment {
                             end: block.input_ids.len() as u32,
                             place: piece.place,
@@ -155,6 +191,8 @@ impl Concat {
                     self.open += 1;
                     if document.skipped {
                         self.totals.skipped += 1;
+                    } else if document.untrained {
+                        self.totals.untrained += 1;
                     } else {
                         self.totals.documents += 1;
                         self.totals.text_bytes += u64::from(document.text_bytes);
@@ -277,7 +315,7 @@ impl Concat {
 }
 
 /// CRC-32 of the ids around the cut before `ids[token]`.
-fn crc(ids: &[u32], token: usize) -> u32 {
+pub(super) fn crc(ids: &[u32], token: usize) -> u32 {
     let around = &ids[token.saturating_sub(CRC_TOKENS)..ids.len().min(token + CRC_TOKENS)];
     // One update for all bytes: the fast code of the crate needs more than four at a time.
     let mut bytes = [0; 2 * CRC_TOKENS * 4];
@@ -302,7 +340,7 @@ mod tests {
                 for ids in *documents {
                     piece.ids.extend_from_slice(ids);
                     let end = piece.ids.len() as u32;
-                    piece.documents.push(EncodedDocument { index, end, text_bytes: 1, skipped: false });
+                    piece.documents.push(EncodedDocument { index, end, text_bytes: 1, ..EncodedDocument::default() });
                     index += 1;
                 }
                 piece

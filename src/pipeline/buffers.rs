@@ -42,11 +42,12 @@ impl Buffers {
     /// Takes a piece back.
     pub fn spent_piece(&self, piece: EncodedDocuments) {
         // Named one by one, so that a piece that is used again can't bring anything along.
-        let EncodedDocuments { mut ids, mut documents, .. } = piece;
+        let EncodedDocuments { mut ids, mut documents, mut untrained, .. } = piece;
         ids.clear();
         documents.clear();
+        untrained.clear();
         let bytes = ids.capacity() * size_of::<u32>();
-        self.pieces.give(EncodedDocuments { ids, documents, ..EncodedDocuments::default() }, bytes);
+        self.pieces.give(EncodedDocuments { ids, documents, untrained, ..EncodedDocuments::default() }, bytes);
     }
 }
 

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::reader::{Context, LaneReader, LoadedWindow};
 use super::{Pipeline, RunOptions};
 use crate::block::Block;
+use crate::chat::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mixture::{StageCounts, next_source};
 use crate::packing::Cursor;
@@ -88,7 +89,8 @@ pub fn locate(
             }
         }
     };
-    parts(&plan, tokenizer, &found)
+    let now = pipeline.now.as_deref().map_or(Ok(Clock::from_unix(0)), Clock::parse)?;
+    parts(&plan, tokenizer, &found, now)
 }
 
 /// Sources that needn't be packed to reach block `number`: all but the one it is of, if no source can end before.
@@ -198,8 +200,8 @@ fn weights_at(
 }
 
 /// The block's documents, read again.
-fn parts(plan: &Arc<Plan>, tokenizer: &Arc<Tokenizer>, block: &Block) -> Result<Vec<DocumentPart>> {
-    let context = Context::new(plan.clone(), tokenizer.clone());
+fn parts(plan: &Arc<Plan>, tokenizer: &Arc<Tokenizer>, block: &Block, now: Clock) -> Result<Vec<DocumentPart>> {
+    let context = Context::new(plan.clone(), tokenizer.clone(), now)?;
     let source = &plan.sources[block.source as usize];
     let mut window: Option<LoadedWindow> = None;
     let mut parts = Vec::new();

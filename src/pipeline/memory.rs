@@ -26,6 +26,7 @@ use serde::Serialize;
 use super::parallel::{PIECE_BYTES_MIN, ahead_bytes, piece_bytes};
 use crate::config::ByteSize;
 use crate::error::{Error, ErrorKind, Result};
+use crate::packing::Strategy;
 use crate::plan::{Plan, PlannedSource};
 use crate::shard::{CHECKED_AHEAD, Format, by_name, compression_by_name};
 use crate::storage::{READER_PARTS, read_ahead_bytes, scheme};
@@ -141,6 +142,11 @@ fn parts(plan: &Plan, lanes: &[u32], ahead: usize) -> MemoryPrediction {
         // Room for an id in 3 bytes is taken at first, and doubled where that is too little.
         let per_byte = if plan.config.tokenizer.path == "bytes" { 20 } else { 8 };
         parts.ids += own * beyond * per_byte / 3;
+        let packing = &plan.config.packing;
+        if packing.strategy != Strategy::Concat {
+            // A window's ids and the last document's, with room to grow.
+            parts.ids += own * packing.window_tokens(plan.config.block_size) * 6;
+        }
         let groups: BTreeSet<u32> = lanes.iter().map(|&lane| source.dealing.group(lane)).collect();
         let groups = groups.len() as u64;
         let (stream, alone) = decoder_bytes(source);

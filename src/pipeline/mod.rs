@@ -28,12 +28,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::block::{Batch, Block};
+use crate::chat::Clock;
 use crate::config::Stop;
 use crate::document::EncodedDocuments;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mixture::{StageCounts, next_source};
-use crate::packing::{Concat, Cursor, Filled, Tail, Totals};
-use crate::plan::Plan;
+use crate::packing::{Cursor, Filled, Packer, Tail, Totals};
+use crate::plan::{Plan, PlannedSource};
 use crate::shard::Start;
 use crate::state::{
     Checkpoint, Fingerprint, LaneState, MIXTURE_STAGES_MAX, MixtureStage, Passed, ShardStage, SourceState, VERSION,
@@ -139,6 +140,7 @@ pub struct Pipeline {
     fingerprint: Fingerprint,
     mixture: Vec<MixtureStage>,
     shard_stages: BTreeMap<String, Vec<ShardStage>>,
+    now: Option<String>,
     step: u64,
     /// Batches to pass over: in order, none touching the next.
     skip: Vec<Range<u64>>,
@@ -162,7 +164,7 @@ struct Lane {
     passed_blocks: u64,
     passed: Vec<Passed>,
     stage: StageCounts,
-    packers: Vec<Concat>,
+    packers: Vec<Packer>,
     /// Sources that have used up their epochs in this lane.
     left: Vec<bool>,
 }
@@ -219,17 +221,25 @@ impl Pipeline {
         let fingerprint = plan.fingerprint(&tokenizer);
         let Resumed { plan, lanes, mixture, shard_stages, step } = match from {
             None => Resumed {
-                lanes: owned.iter().map(|&lane| Lane::fresh(&plan, lane)).collect(),
+                lanes: owned.iter().map(|&lane| Lane::fresh(&plan, lane, tokenizer.pad())).collect(),
                 plan,
                 mixture: vec![fresh],
                 shard_stages: BTreeMap::new(),
                 step: 0,
             },
-            Some(checkpoint) => resume(plan, &fingerprint, &options, owned, fresh, checkpoint)?,
+            Some(checkpoint) => resume(plan, (&fingerprint, tokenizer.pad()), &options, owned, fresh, checkpoint)?,
         };
         let skip = skip_ranges(&options.skip, from, step)?;
         plan.store.expect_lanes(owned.len() as u32, plan.config.lanes);
-        let context = Arc::new(Context::new(plan.clone(), tokenizer.clone()));
+        let now = run_clock(&plan, from)?;
+        let context = Arc::new(Context::new(plan.clone(), tokenizer.clone(), now.unwrap_or(Clock::from_unix(0)))?);
+        if from.is_none() && !options.serial {
+            for (source, chat) in plan.sources.iter().zip(&context.chats) {
+                for finding in chat.iter().flat_map(|chat| chat.probe(&tokenizer)) {
+                    tracing::info!(source = source.name(), finding, "chat template");
+                }
+            }
+        }
         let mut turns = first_turns(&plan, &lanes);
         let mut readers = Vec::new();
         let mut places = Vec::new();
@@ -273,6 +283,7 @@ impl Pipeline {
             fingerprint,
             mixture,
             shard_stages,
+            now: now.map(Clock::to_text),
             step,
             skip,
             end: None,
@@ -404,6 +415,7 @@ impl Pipeline {
             mixture: self.mixture.clone(),
             shard_stages: self.shard_stages.clone(),
             skipped: self.skip.iter().filter(|range| range.start < self.step).cloned().collect(),
+            now: self.now.clone(),
             cursors: self.delivered.clone(),
         }
     }
@@ -536,6 +548,23 @@ impl Pipeline {
     }
 }
 
+/// The time that chat templates see, where one may ask for it and its source doesn't set it: that of the run's first start, which is the one thing
+/// of a run that comes from outside of it; the state keeps it.
+fn run_clock(plan: &Plan, from: Option<&Checkpoint>) -> Result<Option<Clock>> {
+    let asks = |source: &PlannedSource| {
+        let asks = source.template.as_ref().is_some_and(|template| template.source.contains("strftime_now"));
+        asks && source.options.chat.as_ref().is_some_and(|chat| chat.now.is_none())
+    };
+    if !plan.sources.iter().any(asks) {
+        return Ok(None);
+    }
+    if let Some(now) = from.and_then(|from| from.now.as_deref()) {
+        return Clock::parse(now).map(Some);
+    }
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Ok(Some(Clock::from_unix(since.as_secs())))
+}
+
 fn too_many(found: u64, most: u64, places: &[Error]) -> Error {
     let places: Vec<String> = places.iter().map(|error| error.to_string()).collect();
     let detail = format!(
@@ -545,8 +574,16 @@ fn too_many(found: u64, most: u64, places: &[Error]) -> Error {
     Error::new(ErrorKind::Limit, detail)
 }
 
+/// The packer of a source in a lane, from `cursor` on.
+fn packer(plan: &Plan, source: &PlannedSource, pad: u32, cursor: Cursor) -> Packer {
+    let packing = &plan.config.packing;
+    let chat = source.options.chat.as_ref();
+    let overflow = chat.map_or(packing.overflow, |chat| chat.overflow);
+    Packer::new(packing, plan.config.block_size, overflow, chat.is_some(), pad, cursor)
+}
+
 impl Lane {
-    fn fresh(plan: &Plan, lane: u32) -> Self {
+    fn fresh(plan: &Plan, lane: u32, pad: u32) -> Self {
         let sources = plan.sources.len();
         Lane {
             lane,
@@ -555,7 +592,7 @@ impl Lane {
             passed_blocks: 0,
             passed: vec![Passed::default(); sources],
             stage: StageCounts { from_block: 0, blocks: vec![0; sources] },
-            packers: (0..sources).map(|_| Concat::new(Cursor::default())).collect(),
+            packers: plan.sources.iter().map(|source| packer(plan, source, pad, Cursor::default())).collect(),
             left: vec![false; sources],
         }
     }
@@ -640,10 +677,10 @@ struct Resumed {
     step: u64,
 }
 
-/// Goes on from a checkpoint, `found` and `now` being the fingerprint and the weights that the run has now.
+/// Goes on from a checkpoint, `found` and `now` being the fingerprint and the weights that the run has now, `pad` the id that fills blocks up.
 fn resume(
     plan: Arc<Plan>,
-    found: &Fingerprint,
+    (found, pad): (&Fingerprint, u32),
     options: &RunOptions,
     owned: &[u32],
     now: MixtureStage,
@@ -695,12 +732,12 @@ fn resume(
             blocks: state.blocks,
             padded: state.padded,
             passed_blocks: state.passed_blocks,
-            ..Lane::fresh(&plan, number)
+            ..Lane::fresh(&plan, number, pad)
         };
         lane.stage.from_block = if restart { state.blocks } else { state.stage_from };
         for (index, source) in plan.sources.iter().enumerate() {
             if let Some(saved) = state.sources.get(source.name()) {
-                lane.packers[index] = Concat::new(saved.cursor);
+                lane.packers[index] = packer(&plan, source, pad, saved.cursor);
                 lane.left[index] = saved.cursor.ended;
                 lane.passed[index] = saved.passed;
                 if !restart {

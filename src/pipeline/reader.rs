@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::buffers::Buffers;
 use super::streams::StreamPool;
+use crate::chat::{Chat, Clock, EncodedRow};
 use crate::config::BadRecord;
 use crate::document::{EncodedDocument, EncodedDocuments, Loss, RecordRange, Window, WindowPlace};
 use crate::error::{Error, ErrorKind, Result};
@@ -32,14 +33,21 @@ pub(crate) struct Context {
     pub plan: Arc<Plan>,
     pub tokenizer: Arc<Tokenizer>,
     pub buffers: Arc<Buffers>,
+    /// What turns records into tokens, of sources that hold conversations.
+    pub chats: Vec<Option<Chat>>,
     /// Open shards by source, stage and number, for as long as a lane holds them: a stage cuts a shard its own way.
     shards: Mutex<BTreeMap<(usize, usize, u64), Weak<Shard>>>,
 }
 
 impl Context {
-    pub fn new(plan: Arc<Plan>, tokenizer: Arc<Tokenizer>) -> Self {
+    /// What every stage needs; chat templates see the time `now`.
+    ///
+    /// # Errors
+    /// `Config` - a chat template can't be used.
+    pub fn new(plan: Arc<Plan>, tokenizer: Arc<Tokenizer>, now: Clock) -> Result<Self> {
         let bytes_max = (plan.config.runtime.memory.0 / 64) as usize;
-        Context { plan, tokenizer, buffers: Arc::new(Buffers::new(bytes_max)), shards: Mutex::default() }
+        let chats = plan.sources.iter().map(|source| source.chat(&tokenizer, now)).collect::<Result<_>>()?;
+        Ok(Context { plan, tokenizer, buffers: Arc::new(Buffers::new(bytes_max)), chats, shards: Mutex::default() })
     }
 
     /// The shard as the epoch's stage cuts it, opened unless some lane has it open.
@@ -118,6 +126,18 @@ impl LoadedWindow {
         encoded.ids.reserve(size / 3 + 2 * records.len());
         encoded.documents.reserve(records.len());
         for (record, index) in records.iter().zip(range) {
+            if let Some(chat) = &context.chats[self.source] {
+                let rows = self.json(record, context).and_then(|json| chat.encode(&context.tokenizer, &json));
+                match rows {
+                    Ok(rows) => push_rows(&mut encoded, index as u32, rows),
+                    Err(error) => {
+                        if !self.pass_bad(error, record, index as u32, context, &mut encoded) {
+                            break;
+                        }
+                    }
+                }
+                continue;
+            }
             let text = if record.null {
                 let field = &context.plan.sources[self.source].options.text_field;
                 Err(Error::new(ErrorKind::BadRecord, format!("{field:?} is null, expected a string")))
@@ -129,27 +149,61 @@ impl LoadedWindow {
                 context.tokenizer.encode_document(text, &mut encoded.ids)?;
                 Ok(text.len())
             });
-            let mut document = EncodedDocument { index: index as u32, end: 0, text_bytes: 0, skipped: false };
+            let mut document = EncodedDocument { index: index as u32, ..EncodedDocument::default() };
             match result {
                 Ok(text_bytes) => document.text_bytes = text_bytes as u32,
                 Err(error) => {
                     encoded.ids.truncate(before);
-                    let error = self.locate(error, record);
-                    let skip = context.plan.config.errors.bad_record == BadRecord::Skip;
-                    if !skip || error.kind() != ErrorKind::BadRecord {
-                        encoded.error = Some(error);
+                    if !self.pass_bad(error, record, index as u32, context, &mut encoded) {
                         break;
                     }
-                    if encoded.bad_records.len() < BAD_RECORDS_KEPT {
-                        encoded.bad_records.push(error);
-                    }
-                    document.skipped = true;
+                    continue;
                 }
             }
             document.end = encoded.ids.len() as u32;
             encoded.documents.push(document);
         }
         encoded
+    }
+
+    /// Passes over a bad record, if the config allows it; else it is what stops the piece.
+    fn pass_bad(
+        &self,
+        error: Error,
+        record: &RecordRange,
+        index: u32,
+        context: &Context,
+        encoded: &mut EncodedDocuments,
+    ) -> bool {
+        let error = self.locate(error, record);
+        let skip = context.plan.config.errors.bad_record == BadRecord::Skip;
+        if !skip || error.kind() != ErrorKind::BadRecord {
+            encoded.error = Some(error);
+            return false;
+        }
+        if encoded.bad_records.len() < BAD_RECORDS_KEPT {
+            encoded.bad_records.push(error);
+        }
+        let (end, untrained_end) = (encoded.ids.len() as u32, encoded.untrained.len() as u32);
+        let document = EncodedDocument { index, end, untrained_end, skipped: true, ..EncodedDocument::default() };
+        encoded.documents.push(document);
+        true
+    }
+
+    /// The record as a JSON object: of other formats than JSON lines, its text under the name of `text_field`.
+    pub fn json(&self, record: &RecordRange, context: &Context) -> Result<serde_json::Map<String, serde_json::Value>> {
+        let bytes = record.of(&self.window.bytes);
+        if self.shard.format() == Format::Jsonl {
+            return serde_json::from_slice(bytes)
+                .map_err(|error| Error::new(ErrorKind::BadRecord, format!("expected a JSON object: {error}")));
+        }
+        let field = &context.plan.sources[self.source].options.text_field;
+        if record.null {
+            return Err(Error::new(ErrorKind::BadRecord, format!("{field:?} is null, expected a string")));
+        }
+        let mut scratch = String::new();
+        let text = self.shard.text(bytes, &mut scratch)?;
+        Ok([(field.clone(), serde_json::Value::from(text))].into_iter().collect())
     }
 
     /// Adds shard, byte and record to an error about `record`.
@@ -168,6 +222,32 @@ impl LoadedWindow {
             Some(index) => error.at_record(index).at_byte(byte),
             None => error.at_byte(byte),
         }
+    }
+}
+
+/// Appends the rows of a record.
+fn push_rows(encoded: &mut EncodedDocuments, index: u32, rows: Vec<EncodedRow>) {
+    let count = rows.len();
+    let mut end = |row: Option<EncodedRow>, continues: bool| {
+        let untrained = row.is_none();
+        let row = row.unwrap_or_default();
+        encoded.ids.extend_from_slice(&row.ids);
+        encoded.untrained.extend_from_slice(&row.untrained);
+        encoded.documents.push(EncodedDocument {
+            index,
+            end: encoded.ids.len() as u32,
+            text_bytes: row.text_bytes,
+            untrained_end: encoded.untrained.len() as u32,
+            untrained,
+            continues,
+            ..EncodedDocument::default()
+        });
+    };
+    if count == 0 {
+        end(None, false);
+    }
+    for (number, row) in rows.into_iter().enumerate() {
+        end((row.trained() > 0).then_some(row), number + 1 < count);
     }
 }
 

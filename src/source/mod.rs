@@ -15,6 +15,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::chat::ChatOptions;
 use crate::shard::Format;
 use crate::storage::Version;
 
@@ -46,6 +47,9 @@ pub struct SourceOptions {
     /// What a resume does when shards were appended, their names sorting after all that were there.
     #[serde(default)]
     pub on_new_shards: OnNewShards,
+    /// The source holds conversations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<ChatOptions>,
 }
 
 /// What a resume does with shards that were appended to a source.

@@ -49,6 +49,9 @@
 //!   `passed` of a source; `blocks` and a cursor's counts include it.
 //! * `padded` of a lane, where present, is the number of masked blocks that followed its last block to make ranks even; a reader that
 //!   adds more MUST number them on: `(blocks + padded) * lanes + lane`.
+//! * `window_blocks` of a cursor, where present, says that the cursor names the first document of a window that is packed as a whole, and that so many of the
+//!   window's blocks were delivered; `crc` is then that of the last of them, and `token` is 0.
+//! * `now`, where present, is the time that chat templates see; a reader MUST go on with it.
 //! * All other numbers are counts for reports.
 
 mod files;
@@ -65,6 +68,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::chat::Clock;
 use crate::config::{LANES_MAX, Stop};
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::{Cursor, PackingOptions, Totals};
@@ -127,6 +131,9 @@ pub struct SourcePrint {
     pub separator: Option<String>,
     /// `max_epochs`.
     pub max_epochs: u32,
+    /// Hash of `chat` and the template, where the source holds conversations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<String>,
 }
 
 impl Fingerprint {
@@ -170,6 +177,7 @@ impl Fingerprint {
             compare(&mut list, &of("text_field"), json(&found.text_field), json(&then.text_field));
             compare(&mut list, &of("separator"), json(&found.separator), json(&then.separator));
             compare(&mut list, &of("max_epochs"), found.max_epochs.to_string(), then.max_epochs.to_string());
+            compare(&mut list, &of("chat and its template"), json(&found.chat), json(&then.chat));
             list.extend(data(name, found, then).map(|difference| format!("{}: {difference}", of("data"))));
         }
         list
@@ -344,6 +352,9 @@ pub struct Checkpoint {
     /// Batches passed over, in order: ranges that have begun, of which the last may go on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<Range<u64>>,
+    /// The time that chat templates see, where `now` isn't set: that of the run's first start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<String>,
     /// The lanes, by number.
     pub cursors: Vec<LaneState>,
 }
@@ -395,6 +406,11 @@ impl Checkpoint {
                     print.map_or(0, |print| print.shards)
                 ));
             }
+        }
+        if let Some(now) = &self.now
+            && Clock::parse(now).is_err()
+        {
+            return wrong(format!("the checkpoint's now is {now:?}, expected a date"));
         }
         if self.step > 1 << 48 {
             return wrong(format!("the checkpoint is of step {}, expected fewer", self.step));
@@ -572,6 +588,9 @@ fn run_differences(part: &Checkpoint, whole: &Checkpoint) -> Vec<String> {
     } else if weights(part) != weights(whole) {
         let (found, expected) = (weights(part).join(", "), weights(whole).join(", "));
         differ.push(format!("stages of weights: found {found}, expected {expected}"));
+    }
+    if part.now != whole.now {
+        differ.push(format!("now: found {}, expected {}", json(&part.now), json(&whole.now)));
     }
     if part.skipped != whole.skipped {
         let (found, expected) = (json(&part.skipped), json(&whole.skipped));

@@ -132,6 +132,52 @@ pub struct Tokenizer {
     pad: Option<u32>,
     append_eos: bool,
     prepend_bos: bool,
+    control: Vec<ControlToken>,
+    refuses_parts: Option<&'static str>,
+}
+
+/// A special token as a template writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControlToken {
+    /// Its text.
+    pub literal: String,
+    /// Its id.
+    pub id: u32,
+    /// Whether it takes in the whitespace before it.
+    pub lstrip: bool,
+    /// Whether it takes in the whitespace behind it.
+    pub rstrip: bool,
+}
+
+/// The special tokens of a definition.
+fn control_tokens(definition: &Definition) -> Vec<ControlToken> {
+    let tokens = definition.json["added_tokens"].as_array().into_iter().flatten();
+    let special = tokens.filter(|token| token["special"] == true);
+    special
+        .filter_map(|token| {
+            Some(ControlToken {
+                literal: token["content"].as_str()?.to_owned(),
+                id: u32::try_from(token["id"].as_u64()?).ok()?,
+                lstrip: token["lstrip"] == true,
+                rstrip: token["rstrip"] == true,
+            })
+        })
+        .collect()
+}
+
+/// Why parts of a text can't be encoded one by one, if they can't.
+fn refuses_parts(definition: &Definition) -> Option<&'static str> {
+    fn first(value: &serde_json::Value) -> bool {
+        match value {
+            serde_json::Value::Object(fields) => {
+                fields.get("prepend_scheme").is_some_and(|scheme| scheme == "first") || fields.values().any(first)
+            }
+            serde_json::Value::Array(items) => items.iter().any(first),
+            _ => false,
+        }
+    }
+    first(&definition.json["pre_tokenizer"])
+        .then_some("it puts a space before the first part of a text only (prepend_scheme = \"first\")")
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -172,6 +218,7 @@ impl Tokenizer {
         let vocabulary = Vocabulary::new(&definition)?;
         let roles = roles(options, &definition, &vocabulary)?;
         let hash = hash(options, definition.digest(), roles);
+        let (control, refuses_parts) = (control_tokens(&definition), refuses_parts(&definition));
         let (encoder, reason) = engine::choose(options.engine, options.special_tokens, reference, definition)
             .map_err(|error| named(error, &options.path))?;
         tracing::info!(tokenizer = options.path, engine = encoder.engine(), reason, "tokenizer loaded");
@@ -186,6 +233,8 @@ impl Tokenizer {
             pad: roles.pad,
             append_eos: options.append_eos,
             prepend_bos: options.prepend_bos,
+            control,
+            refuses_parts,
         })
     }
 
@@ -215,6 +264,10 @@ impl Tokenizer {
             pad: roles.pad,
             append_eos: options.append_eos,
             prepend_bos: options.prepend_bos,
+            control: [("<eos>", 256), ("<bos>", 257), ("<pad>", 258)]
+                .map(|(literal, id)| ControlToken { literal: literal.into(), id, lstrip: false, rstrip: false })
+                .into(),
+            refuses_parts: None,
         })
     }
 
@@ -243,6 +296,31 @@ impl Tokenizer {
             ids.push(self.eos.expect("load refuses append_eos without an EOS"));
         }
         Ok(())
+    }
+
+    /// The special tokens as templates write them.
+    pub fn control_tokens(&self) -> &[ControlToken] {
+        &self.control
+    }
+
+    /// Why a text can't be cut at its special tokens and encoded part by part, if it can't.
+    pub fn refuses_parts(&self) -> Option<&'static str> {
+        self.refuses_parts
+    }
+
+    /// The EOS that follows each document, if one does.
+    pub fn appended_eos(&self) -> Option<u32> {
+        self.eos.filter(|_| self.append_eos)
+    }
+
+    /// The BOS that precedes each document, if one does.
+    pub fn prepended_bos(&self) -> Option<u32> {
+        self.bos.filter(|_| self.prepend_bos)
+    }
+
+    /// Number of bytes one token stands for; 0 for an id without a token.
+    pub fn token_size(&self, id: u32) -> usize {
+        self.vocabulary.bytes(id).map_or(0, <[u8]>::len)
     }
 
     /// The engine that encodes: `"fastokens"`, `"tokenizers"` or `"bytes"`.

@@ -1,5 +1,6 @@
 //! Integration tests: one binary, a mod for each kind. The list is the index; tests/README.md says what belongs where.
 
+mod chat;
 mod cli;
 mod configs;
 mod corpus;
@@ -11,6 +12,7 @@ mod golden;
 mod locate;
 mod memory;
 mod oracle;
+mod packing;
 mod properties;
 mod proxy;
 mod reconfigure;

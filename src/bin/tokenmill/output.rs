@@ -37,11 +37,12 @@ impl<'a> Output<'a> {
         out: &str,
         format: Option<OutFormat>,
         block_size: u32,
+        masks: bool,
         before: Option<Before>,
         places: &'a Places<'a>,
     ) -> Result<Output<'a>> {
         if scheme(out).is_none() {
-            return Ok(Output { sink: Some(Sink::open(out, format, block_size, before)?), upload: None });
+            return Ok(Output { sink: Some(Sink::open(out, format, block_size, masks, before)?), upload: None });
         }
         let failed = |error| Error::new(ErrorKind::Write, "can't make a temporary folder").because(error);
         let folder = tempfile::tempdir().map_err(failed)?;
@@ -51,7 +52,7 @@ impl<'a> Output<'a> {
             places.copy(out, &path)?;
         }
         let text = path.to_string_lossy().into_owned();
-        let sink = Sink::open(&text, format, block_size, before).map_err(|error| renamed(error, &text, out))?;
+        let sink = Sink::open(&text, format, block_size, masks, before).map_err(|error| renamed(error, &text, out))?;
         let at_end = matches!(sink, Sink::Parquet { .. });
         let upload = Upload { places, location: out.to_owned(), path, at_end, _folder: folder };
         Ok(Output { sink: Some(sink), upload: Some(upload) })

@@ -219,6 +219,7 @@ impl Sample {
                     end: held.encoded.len() as u32,
                     text_bytes: text.map_or(0, str::len) as u32,
                     skipped: text.is_none(),
+                    ..EncodedDocument::default()
                 });
             }
             sample.text_bytes += held.text.len() as u64;

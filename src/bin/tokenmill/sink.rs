@@ -25,7 +25,7 @@ const ROW_GROUP_BLOCKS: usize = 1024;
 
 pub enum Sink {
     None,
-    Jsonl { path: Option<PathBuf>, writer: Box<dyn Write>, file: Option<File> },
+    Jsonl { path: Option<PathBuf>, writer: Box<dyn Write>, file: Option<File>, labels: bool },
     Npy { path: PathBuf, writer: BufWriter<File>, rows: u64, columns: u64 },
     Parquet { path: PathBuf, writer: Box<SerializedFileWriter<File>>, blocks: Vec<(Block, String)> },
 }
@@ -39,8 +39,14 @@ pub struct Before {
 }
 
 impl Sink {
-    /// Opens `out`; `before` is given on a resume.
-    pub fn open(out: &str, format: Option<OutFormat>, block_size: u32, before: Option<Before>) -> Result<Sink> {
+    /// Opens `out`; `before` is given on a resume; `labels` says whether JSON lines have labels.
+    pub fn open(
+        out: &str,
+        format: Option<OutFormat>,
+        block_size: u32,
+        labels: bool,
+        before: Option<Before>,
+    ) -> Result<Sink> {
         let format = match (out, format) {
             ("none", _) => return Ok(Sink::None),
             (_, Some(format)) => format,
@@ -57,7 +63,7 @@ impl Sink {
                 return Err(wrong("--out -: only --format jsonl can be written to standard output".into()));
             }
             let writer = Box::new(BufWriter::new(std::io::stdout()));
-            return Ok(Sink::Jsonl { path: None, writer, file: None });
+            return Ok(Sink::Jsonl { path: None, writer, file: None, labels });
         }
         let path = PathBuf::from(out);
         if format == OutFormat::Parquet && before.is_some() && path.exists() {
@@ -85,6 +91,7 @@ impl Sink {
                     path: Some(path),
                     writer: Box::new(BufWriter::with_capacity(1 << 20, file)),
                     file: Some(second),
+                    labels,
                 })
             }
             OutFormat::Npy => {
@@ -130,9 +137,8 @@ impl Sink {
     pub fn write(&mut self, block: Block, source: &str) -> Result<()> {
         match self {
             Sink::None => Ok(()),
-            Sink::Jsonl { path, writer, .. } => {
-                write_line(writer, &block, source).map_err(|e| failed(path.as_deref().unwrap_or(Path::new("-")), e))
-            }
+            Sink::Jsonl { path, writer, labels, .. } => write_line(writer, &block, source, *labels)
+                .map_err(|e| failed(path.as_deref().unwrap_or(Path::new("-")), e)),
             Sink::Npy { path, writer, rows, .. } => {
                 *rows += 1;
                 let bytes: Vec<u8> = block.input_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -152,7 +158,7 @@ impl Sink {
     pub fn sync(&mut self) -> Result<()> {
         match self {
             Sink::None | Sink::Parquet { .. } => Ok(()),
-            Sink::Jsonl { path, writer, file } => {
+            Sink::Jsonl { path, writer, file, .. } => {
                 let mut sync = || -> std::io::Result<()> {
                     writer.flush()?;
                     file.as_ref().map_or(Ok(()), File::sync_data)
@@ -205,9 +211,11 @@ struct Line<'a> {
     input_ids: &'a [u32],
     segment_ids: Vec<u32>,
     position_ids: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<Vec<i64>>,
 }
 
-fn write_line(writer: &mut dyn Write, block: &Block, source: &str) -> std::io::Result<()> {
+fn write_line(writer: &mut dyn Write, block: &Block, source: &str, labels: bool) -> std::io::Result<()> {
     let line = Line {
         g: block.index,
         lane: block.lane,
@@ -215,6 +223,7 @@ fn write_line(writer: &mut dyn Write, block: &Block, source: &str) -> std::io::R
         input_ids: &block.input_ids,
         segment_ids: block.segment_ids(),
         position_ids: block.position_ids(),
+        labels: labels.then(|| block.labels()),
     };
     serde_json::to_writer(&mut *writer, &line)?;
     writer.write_all(b"\n")
