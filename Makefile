@@ -9,19 +9,21 @@ BINARY := $(CARGO_TARGET_DIR)/release/tokenmill
 # A name for the content of a requirements file and this Python.
 digest = $(shell { cat $(1); $(PYTHON) --version; } | $(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
 
-# Makes the virtual environment $(1) of the requirements $(2), if it isn't there.
+# Makes the virtual environment $(1) of the requirements $(2), and of $(3) without what those ask for, if it isn't there.
 define install
 	@if [ ! -f "$(1)/.ready" ]; then \
 		echo "installing $(2) into $(1)"; \
 		rm -rf "$(1)" && mkdir -p "$(CACHE)" && $(PYTHON) -m venv "$(1)" && \
 		"$(1)/bin/python" -m pip install --quiet --disable-pip-version-check -r $(2) && \
+		$(if $(3),"$(1)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r $(3) &&) \
 		touch "$(1)/.ready"; \
 	fi
 endef
 
 REQUIREMENTS := tests/oracle/requirements.txt
+REQUIREMENTS_ALONE := tests/oracle/requirements-alone.txt
 # A virtual environment for each content of the requirements and each Python.
-VENV = $(CACHE)/venv-$(call digest,$(REQUIREMENTS))
+VENV = $(CACHE)/venv-$(call digest,$(REQUIREMENTS) $(REQUIREMENTS_ALONE))
 
 # The same for the Python package: torch is large, so it is kept as long as the requirements stand.
 PYTHON_REQUIREMENTS := python/requirements-test.txt
@@ -99,7 +101,7 @@ quickstart:
 	cargo run --release -- run configs/quickstart.toml --out blocks.npy
 
 venv:
-	$(call install,$(VENV),$(REQUIREMENTS))
+	$(call install,$(VENV),$(REQUIREMENTS),$(REQUIREMENTS_ALONE))
 
 s3-server:
 	$(call install,$(S3_VENV),$(S3_REQUIREMENTS))

@@ -37,8 +37,9 @@ use rows::{Conversation, Row};
 pub use spans::Method;
 
 /// The built-in template: what ChatML says, and no more.
-const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
-                      {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['content'] is string %}\
+                      {{ message['content'] }}{% elif message['content'] %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}\
+                      {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// `[source.chat]` of the config: the source above holds conversations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -499,7 +500,7 @@ impl Chat {
             ("add_generation_prompt".to_owned(), prompt.into()),
         ];
         variables.extend(self.variables.iter().cloned());
-        self.template.render(&variables.into_iter().collect())
+        self.template.render(&minijinja::Value::from_pairs(variables))
     }
 
     /// The text of a record, as the template gives it: for checks against other renderers.

@@ -224,7 +224,7 @@ pub(super) fn value(json: &Json) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(value).collect::<Value>(),
-        Json::Object(fields) => fields.iter().map(|(key, field)| (key.as_str(), value(field))).collect::<Value>(),
+        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(key, field)| (key.as_str(), value(field)))),
     }
 }
 
@@ -255,7 +255,7 @@ mod tests {
         check("{{ strftime_now('%d %b %Y') }}", "02 Jan 2026");
         check(
             "{% for i in [1,2,3] %}\n  {% if i == 2 %}{% continue %}{% endif %}\n{{ i }}\n{% endfor %}\n",
-            "\n1\n\n3\n",
+            "1\n3\n",
         );
         check("a\n    {%- generation -%}  b  {%- endgeneration %}\nc", "a\u{fdd0}b\u{fdd1}c");
         check("{# {% generation %} #}x", "x");

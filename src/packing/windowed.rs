@@ -616,9 +616,9 @@ mod tests {
             };
             assert_eq!(run(&mut new(cursor), from(&sizes)), whole[delivered..], "after {delivered}");
             if cursor.window_blocks > 0 {
-                let mut other = sizes;
-                other.iter_mut().for_each(|size| *size = 6);
-                let mut rest = Some(from(&other));
+                let mut other = from(&sizes);
+                other.ids.iter_mut().for_each(|id| *id += 100);
+                let mut rest = Some(other);
                 let error = new(cursor).fill(&mut Block::new(0, 0, 0, 0), &mut |_| Ok(rest.take()));
                 assert_eq!(error.expect_err("the window changed").kind(), ErrorKind::StateMismatch);
             }

@@ -135,8 +135,7 @@ fn never_a_guess() {
         assert_eq!(error.kind(), ErrorKind::BadRecord);
         assert!(error.detail().contains(expected), "{error}");
     };
-    let reversing =
-        "{% for m in messages | reverse %}{{ m.role + m.content | upper | lower | replace('b', 'bb') }}{% endfor %}";
+    let reversing = "{% for m in messages | reverse %}{{ m.role + m.content[:1] }}{% endfor %}";
     fails(reversing, turns(), "can't be proved");
     fails(STABLE, json!({"messages": [{"role": "user", "content": "\u{fdd0}"}]}), "U+FDD0");
     fails("{{ raise_exception('no') }}", turns(), "no (line 1");

@@ -27,6 +27,8 @@ pub enum Command {
     Count(CountArguments),
     /// Time each stage and the whole on the config's data
     Bench(BenchArguments),
+    /// Render and tokenize rows of conversations, and report what is trained and what would be dropped
+    Check(CheckArguments),
     /// Print the JSON Schema of the config
     Schema,
 }
@@ -37,6 +39,7 @@ impl Arguments {
         match &self.command {
             Command::Run(run) => run.quiet,
             Command::Schema
+            | Command::Check(_)
             | Command::Locate(_)
             | Command::Count(_)
             | Command::Plan(_)
@@ -188,6 +191,18 @@ pub struct PlanArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// How many records of each source to read
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub rows: u64,
+    /// Write each row to this file as a line of JSON: record, input_ids, labels; a bad record with its error
+    #[arg(long, value_name = "PATH")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Args)]

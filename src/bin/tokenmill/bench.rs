@@ -109,6 +109,9 @@ pub fn bench(arguments: &BenchArguments) -> Result<()> {
     };
     let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
     let plan = Arc::new(Plan::new(&config)?);
+    if plan.sources.iter().any(|source| source.options.chat.is_some()) {
+        return crate::check::bench(&plan, &tokenizer, arguments.json);
+    }
     // Pieces of all strands come due together: a measurement shorter than what is read ahead catches one burst or none.
     let most_threads = threads.last().copied().unwrap_or(1);
     let ahead = predict_memory(&plan, 0, 1, most_threads)?.ahead;

@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
-use tokenmill::block::{Block, Segment};
+use tokenmill::block::{Block, IGNORED, Segment};
 use tokenmill::config::Config;
 use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::pipeline::{Pipeline, RunOptions};
@@ -128,6 +128,7 @@ impl<'a> View<'a> {
         let title = format!("block {}", block.index);
         paint(&mut out, self.color, Style::Bold, &title);
         let documents = block.segments.len();
+        let labels = block.labels();
         out += &format!(
             "  lane {}  source {}  {} tokens, {} document{}{}\n",
             block.lane,
@@ -139,14 +140,19 @@ impl<'a> View<'a> {
         );
         for (number, (range, segment)) in block.segment_ranges().enumerate() {
             let last = range.end == block.input_ids.len();
-            let ids = &block.input_ids[range];
+            let ids = &block.input_ids[range.clone()];
+            let masked = |at: usize| labels[range.start + at] == IGNORED;
             self.segment_head(&mut out, block, number, segment, ids, last);
             let (text, bar) = match number % 2 {
                 0 => (Style::Plain, Style::Bar),
                 _ => (Style::Other, Style::OtherBar),
             };
             let mut lines = Lines::new(&mut out, self.color, self.width, (bar, if self.color { "▎ " } else { "| " }));
-            self.segment(&mut lines, text, ids);
+            if source.options.chat.is_some() {
+                self.masked_segment(&mut lines, text, ids, &masked);
+            } else {
+                self.segment(&mut lines, text, ids);
+            }
             lines.end();
         }
         if padding > 0 {
@@ -190,6 +196,23 @@ impl<'a> View<'a> {
         origin += &format!(", document {}", segment.document);
         paint(out, self.color, Style::Dim, &origin);
         out.push('\n');
+    }
+
+    /// A conversation's text: what is masked is dim, or without colours what is trained stands between `«` and `»`.
+    fn masked_segment(&self, lines: &mut Lines, style: Style, ids: &[u32], masked: &dyn Fn(usize) -> bool) {
+        let mut start = 0;
+        while start < ids.len() {
+            let hidden = masked(start);
+            let end = (start..ids.len()).find(|&at| masked(at) != hidden).unwrap_or(ids.len());
+            if !hidden && !self.color {
+                lines.text(Style::Special, "«");
+            }
+            self.segment(lines, if hidden { Style::Dim } else { style }, &ids[start..end]);
+            if !hidden && !self.color {
+                lines.text(Style::Special, "»");
+            }
+            start = end;
+        }
     }
 
     /// A document's text, special tokens highlighted.

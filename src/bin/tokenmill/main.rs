@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod check;
 mod count;
 mod inspect;
 mod inspect_state;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         args::Command::Locate(locate) => locate::locate(locate).map(|()| 0),
         args::Command::Count(count) => count::count(count).map(|()| 0),
         args::Command::Bench(bench) => bench::bench(bench).map(|()| 0),
+        args::Command::Check(check) => check::check(check).map(|()| 0),
         args::Command::Schema => schema().map(|()| 0),
     };
     match result {

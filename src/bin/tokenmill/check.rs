@@ -1,0 +1,264 @@
+//! `tokenmill check`: what the chat templates and masks of a config make of its first rows.
+//!
+//! Reads each source of conversations from its first shard on, renders and tokenizes rows, and counts; trains nothing, keeps nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value as Json, json};
+use tokenmill::block::IGNORED;
+use tokenmill::chat::{Chat, Clock, EncodedRow};
+use tokenmill::config::{BadRecord, Config};
+use tokenmill::document::Window;
+use tokenmill::error::{Error, ErrorKind, Result};
+use tokenmill::packing::{Overflow, Strategy, best_fit};
+use tokenmill::plan::{Plan, PlannedSource};
+use tokenmill::shard::{Format, Start};
+use tokenmill::tokenizer::Tokenizer;
+
+use crate::args::CheckArguments;
+use crate::table::{Table, count};
+
+/// Bad rows whose errors are shown.
+const ERRORS_SHOWN: usize = 5;
+
+pub fn check(arguments: &CheckArguments) -> Result<()> {
+    let config = Config::load(&arguments.config.config, &arguments.config.overrides)?;
+    let plan = Plan::new(&config)?;
+    let tokenizer = Tokenizer::load(&config.tokenizer_options())?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut found = 0;
+    let mut bad = 0;
+    let create = |path: &PathBuf| File::create(path).map_err(|error| failed(path, error));
+    let mut out = arguments.out.as_ref().map(create).transpose()?.map(BufWriter::new);
+    for (index, source) in plan.sources.iter().enumerate() {
+        let Some(chat) = source.chat(&tokenizer, Clock::from_unix(now.as_secs()))? else { continue };
+        found += 1;
+        let mut write = |line: Json| match (&mut out, &arguments.out) {
+            (Some(out), Some(path)) => writeln!(out, "{line}").map_err(|error| failed(path, error)),
+            _ => Ok(()),
+        };
+        let report = Report::read(&plan, index, &chat, &tokenizer, arguments.rows, &mut write)?;
+        bad += report.bad;
+        crate::print_stdout(&report.text(&plan, source, &chat, &tokenizer))?;
+    }
+    if let (Some(mut out), Some(path)) = (out, &arguments.out) {
+        out.flush().map_err(|error| failed(path, error))?;
+    }
+    if found == 0 {
+        return Err(Error::new(ErrorKind::Config, "no source has [source.chat], expected at least one"));
+    }
+    if bad > 0 && config.errors.bad_record == BadRecord::Fail {
+        return Err(Error::new(ErrorKind::BadRecord, format!("{bad} records are bad, and errors.bad_record is \"fail\"")));
+    }
+    Ok(())
+}
+
+/// Times rendering, masking and tokenizing of each source of conversations on this thread: the best of three passes over up to
+/// 20 000 records.
+pub fn bench(plan: &Plan, tokenizer: &Tokenizer, as_json: bool) -> Result<()> {
+    for (index, source) in plan.sources.iter().enumerate() {
+        let Some(chat) = source.chat(tokenizer, Clock::from_unix(0))? else { continue };
+        let mut best: Option<(f64, Report)> = None;
+        for _ in 0..3 {
+            let begin = std::time::Instant::now();
+            let report = Report::read(plan, index, &chat, tokenizer, 20_000, &mut |_| Ok(()))?;
+            let seconds = begin.elapsed().as_secs_f64().max(1e-9);
+            if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+                best = Some((seconds, report));
+            }
+        }
+        let (seconds, report) = best.expect("there were three passes");
+        let (rows, tokens) = (report.rows as f64 / seconds, report.tokens as f64 / seconds);
+        let line = match as_json {
+            true => format!("{}\n", json!({"source": source.name(), "rows": report.rows, "rows_per_second": rows, "tokens_per_second": tokens})),
+            false => format!(
+                "source {}: {} rows, {} rows/s, {} tokens/s on one thread (read, render, mask, tokenize)\n",
+                source.name(),
+                count(report.rows),
+                count(rows as u64),
+                count(tokens as u64)
+            ),
+        };
+        crate::print_stdout(&line)?;
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Write, format!("can't write {}", path.display())).because(error)
+}
+
+/// A row as JSON.
+fn line(record: u64, row: &EncodedRow) -> Json {
+    let mut labels: Vec<i64> = row.ids.iter().map(|id| i64::from(*id)).collect();
+    for range in &row.untrained {
+        labels[range.start as usize..range.end as usize].fill(IGNORED);
+    }
+    json!({"record": record, "input_ids": row.ids, "labels": labels})
+}
+
+/// What one source's rows are.
+#[derive(Default)]
+struct Report {
+    records: u64,
+    rows: u64,
+    bad: u64,
+    errors: Vec<Error>,
+    methods: BTreeMap<String, u64>,
+    inputs: BTreeMap<String, u64>,
+    untrained: u64,
+    longer: u64,
+    straddling: u64,
+    rows_straddling: u64,
+    control: u64,
+    end_trained: u64,
+    end_untrained: u64,
+    double_bos: u64,
+    tokens: u64,
+    trained: u64,
+    lengths: Vec<usize>,
+}
+
+impl Report {
+    fn read(
+        plan: &Plan,
+        source: usize,
+        chat: &Chat,
+        tokenizer: &Tokenizer,
+        most: u64,
+        write: &mut dyn FnMut(Json) -> Result<()>,
+    ) -> Result<Report> {
+        let mut report = Report::default();
+        let shards = plan.sources[source].manifest.shards.len() as u64;
+        let field = plan.sources[source].options.text_field.as_str();
+        let mut window = Window::default();
+        for number in 0..shards {
+            let shard = plan.open_shard(source, number)?;
+            for unit in 0..shard.units() {
+                let mut reader = shard.read_unit(unit, Start::default())?;
+                while reader.next_window(&mut window, &mut |_| true)? {
+                    for record in &window.records {
+                        if report.records == most {
+                            return Ok(report);
+                        }
+                        report.records += 1;
+                        let bytes = record.of(&window.bytes);
+                        let json = if shard.format() == Format::Jsonl {
+                            serde_json::from_slice(bytes).map_err(|error| {
+                                Error::new(ErrorKind::BadRecord, format!("expected a JSON object: {error}"))
+                            })
+                        } else {
+                            let mut scratch = String::new();
+                            let text = shard.text(bytes, &mut scratch);
+                            text.map(|text| [(field.to_owned(), text.into())].into_iter().collect())
+                        };
+                        match json.and_then(|json| chat.encode(tokenizer, &json)) {
+                            Ok(rows) => {
+                                for row in &rows {
+                                    report.add(row, plan);
+                                    write(line(report.records - 1, row))?;
+                                }
+                            }
+                            Err(error) if error.kind() == ErrorKind::BadRecord => {
+                                report.bad += 1;
+                                write(json!({"record": report.records - 1, "error": error.detail()}))?;
+                                if report.errors.len() < ERRORS_SHOWN {
+                                    let byte = window.byte_start + u64::from(record.start);
+                                    report.errors.push(error.in_shard(shard.name()).at_byte(byte));
+                                }
+                            }
+                            Err(error) => return Err(error),
+                        }
+                    }
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    fn add(&mut self, row: &EncodedRow, plan: &Plan) {
+        let facts = row.facts;
+        self.rows += 1;
+        let method = facts.method.map_or("none needed", |method| method.name());
+        *self.methods.entry(method.to_owned()).or_default() += 1;
+        *self.inputs.entry(format!("{:?}", facts.input).to_lowercase()).or_default() += 1;
+        self.untrained += u64::from(row.trained() == 0);
+        self.longer += u64::from(row.ids.len() > plan.config.block_size as usize);
+        self.straddling += u64::from(facts.straddling);
+        self.rows_straddling += u64::from(facts.straddling > 0);
+        self.control += u64::from(facts.control_in_content);
+        self.end_trained += u64::from(facts.end_trained == Some(true));
+        self.end_untrained += u64::from(facts.end_trained == Some(false));
+        self.double_bos += u64::from(facts.double_bos);
+        self.tokens += row.ids.len() as u64;
+        self.trained += row.trained() as u64;
+        if row.trained() > 0 {
+            self.lengths.push(row.ids.len());
+        }
+    }
+
+    fn text(&self, plan: &Plan, source: &PlannedSource, chat: &Chat, tokenizer: &Tokenizer) -> String {
+        let mut out = String::new();
+        let counts = |counts: &BTreeMap<String, u64>| {
+            counts.iter().map(|(name, n)| format!("{name} {}", count(*n))).collect::<Vec<_>>().join(", ")
+        };
+        let _ = writeln!(out, "source {}: {} records, {} rows", source.name(), count(self.records), count(self.rows));
+        for finding in chat.probe(tokenizer) {
+            let _ = writeln!(out, "  template: {finding}");
+        }
+        let block = plan.config.block_size as usize;
+        let long = match chat.options().overflow {
+            _ if plan.config.packing.strategy == Strategy::Concat => "go on in the next block",
+            Overflow::Truncate => "would be truncated",
+            Overflow::Drop => "would be dropped",
+            Overflow::Split => "would be split",
+        };
+        let mut table = Table::new(["", ""], &[0]);
+        let share = 100.0 * self.trained as f64 / (self.tokens as f64).max(1.0);
+        table.row(["record formats", &counts(&self.inputs)]);
+        table.row(["spans found by", &counts(&self.methods)]);
+        table.row(["bad records", &count(self.bad)]);
+        table.row(["rows with no trained token (dropped)", &count(self.untrained)]);
+        table.row([&format!("rows longer than a block of {block} ({long})"), &count(self.longer)]);
+        table.row(["tokens", &count(self.tokens)]);
+        table.row(["tokens trained", &format!("{} ({share:.1} %)", count(self.trained))]);
+        let straddling = format!("{} in {} rows (trained)", count(self.straddling), count(self.rows_straddling));
+        table.row(["tokens straddling a span's edge", &straddling]);
+        let ends = format!("yes in {} rows, no in {}", count(self.end_trained), count(self.end_untrained));
+        table.row(["end of turn trained", &ends]);
+        table.row(["rows with two BOS (one is left out)", &count(self.double_bos)]);
+        table.row(["control tokens found in content (kept text)", &count(self.control)]);
+        if plan.config.packing.strategy != Strategy::Concat {
+            let sizes: Vec<usize> = self.lengths.iter().map(|&size| size.min(block)).collect();
+            let filled: usize = sizes.iter().sum();
+            let room = best_fit(&sizes, block).len() * block;
+            let padding = 100.0 * (room - filled) as f64 / (room as f64).max(1.0);
+            table.row(["padding expected (best_fit of these rows)", &format!("{padding:.2} %")]);
+        }
+        out += &table.text("  ");
+        out += &histogram(&self.lengths);
+        for error in &self.errors {
+            let _ = writeln!(out, "  bad: {error}");
+        }
+        out
+    }
+}
+
+/// Rows by length, in powers of two.
+fn histogram(lengths: &[usize]) -> String {
+    let mut bins: BTreeMap<u32, u64> = BTreeMap::new();
+    for &length in lengths {
+        *bins.entry(length.max(1).ilog2()).or_default() += 1;
+    }
+    let most = bins.values().copied().max().unwrap_or(1);
+    let mut out = String::from("  tokens in a row\n");
+    for (bin, rows) in bins {
+        let bar = "#".repeat((rows * 40).div_ceil(most) as usize);
+        let _ = writeln!(out, "  {:>8} to {:>8}  {:>8}  {bar}", 1u64 << bin, (2u64 << bin) - 1, count(rows));
+    }
+    out
+}
