@@ -98,6 +98,16 @@ pub struct SourceReport {
     pub dropped_tokens: u64,
     /// Tokens of padding.
     pub padding: u64,
+    /// Documents longer than a block of which the rest was left out.
+    pub truncated: u64,
+    /// Documents longer than a block that were left out.
+    pub too_long: u64,
+    /// Documents longer than a block that were split.
+    pub split: u64,
+    /// Documents left out because they have no token to train.
+    pub untrained: u64,
+    /// Tokens left out of documents longer than a block.
+    pub cut_tokens: u64,
     /// Lanes in which the source has used up its epochs.
     pub lanes_ended: u32,
 }
@@ -149,6 +159,8 @@ impl Meter {
         };
         let (tokens, documents, text_bytes) = (since(|t| t.tokens), since(|t| t.documents), since(|t| t.text_bytes));
         let (skipped, dropped, padding) = (since(|t| t.skipped), since(|t| t.dropped_tokens), since(|t| t.padding));
+        let (truncated, too_long, split) = (since(|t| t.truncated), since(|t| t.too_long), since(|t| t.split));
+        let (untrained, cut_tokens) = (since(|t| t.untrained), since(|t| t.cut_tokens));
         let skipped_parts = since(|t| t.skipped_parts);
         let all_tokens: u64 = tokens.iter().sum();
         let seconds = (self.last_block - self.ready).as_secs_f64();
@@ -164,6 +176,11 @@ impl Meter {
                 text_bytes: text_bytes[i],
                 dropped_tokens: dropped[i],
                 padding: padding[i],
+                truncated: truncated[i],
+                too_long: too_long[i],
+                split: split[i],
+                untrained: untrained[i],
+                cut_tokens: cut_tokens[i],
                 lanes_ended: stats[i].lanes_ended,
             };
             (source.name().to_owned(), report)
@@ -223,6 +240,11 @@ impl Report {
                 (source.skipped_parts, "damaged parts of shards skipped"),
                 (source.dropped_tokens, "tokens of partial blocks dropped"),
                 (source.padding, "tokens of padding"),
+                (source.truncated, "documents truncated"),
+                (source.too_long, "documents longer than a block dropped"),
+                (source.split, "documents longer than a block split"),
+                (source.untrained, "documents with nothing to train dropped"),
+                (source.cut_tokens, "tokens cut off"),
             ] {
                 if count > 0 {
                     text += &format!(", {count} {words}");

@@ -253,10 +253,7 @@ mod tests {
         check("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", "{\"a\":2,\"b\":1}");
         check("{{ s.strip() }}|{{ s.rstrip('\\n') }}|", "x|  x |");
         check("{{ strftime_now('%d %b %Y') }}", "02 Jan 2026");
-        check(
-            "{% for i in [1,2,3] %}\n  {% if i == 2 %}{% continue %}{% endif %}\n{{ i }}\n{% endfor %}\n",
-            "1\n3\n",
-        );
+        check("{% for i in [1,2,3] %}\n  {% if i == 2 %}{% continue %}{% endif %}\n{{ i }}\n{% endfor %}\n", "1\n3\n");
         check("a\n    {%- generation -%}  b  {%- endgeneration %}\nc", "a\u{fdd0}b\u{fdd1}c");
         check("{# {% generation %} #}x", "x");
     }

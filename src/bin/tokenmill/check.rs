@@ -52,7 +52,10 @@ pub fn check(arguments: &CheckArguments) -> Result<()> {
         return Err(Error::new(ErrorKind::Config, "no source has [source.chat], expected at least one"));
     }
     if bad > 0 && config.errors.bad_record == BadRecord::Fail {
-        return Err(Error::new(ErrorKind::BadRecord, format!("{bad} records are bad, and errors.bad_record is \"fail\"")));
+        return Err(Error::new(
+            ErrorKind::BadRecord,
+            format!("{bad} records are bad, and errors.bad_record is \"fail\""),
+        ));
     }
     Ok(())
 }
@@ -74,7 +77,10 @@ pub fn bench(plan: &Plan, tokenizer: &Tokenizer, as_json: bool) -> Result<()> {
         let (seconds, report) = best.expect("there were three passes");
         let (rows, tokens) = (report.rows as f64 / seconds, report.tokens as f64 / seconds);
         let line = match as_json {
-            true => format!("{}\n", json!({"source": source.name(), "rows": report.rows, "rows_per_second": rows, "tokens_per_second": tokens})),
+            true => format!(
+                "{}\n",
+                json!({"source": source.name(), "rows": report.rows, "rows_per_second": rows, "tokens_per_second": tokens})
+            ),
             false => format!(
                 "source {}: {} rows, {} rows/s, {} tokens/s on one thread (read, render, mask, tokenize)\n",
                 source.name(),
