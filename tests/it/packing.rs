@@ -39,13 +39,13 @@ fn resumes_from_every_batch() {
         let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
         let mut states = vec![stored(&whole.checkpoint())];
         let mut batches = Vec::new();
-        for _ in 0..60 {
+        for _ in 0..90 {
             batches.extend(take(&mut whole, 1));
             states.push(stored(&whole.checkpoint()));
         }
         assert!(whole.stats().iter().all(|stats| stats.epoch >= 1), "the run crosses epochs: {:?}", whole.stats());
         let threads = How { threads: 2, delays: Some(3), ..SERIAL };
-        assert_eq!(take(&mut start(&plan, threads, None).expect("a fresh run"), 60), batches);
+        assert_eq!(take(&mut start(&plan, threads, None).expect("a fresh run"), 90), batches);
         for (step, state) in states.iter().enumerate() {
             let how = How { threads: if step % 5 == 0 { 2 } else { 0 }, ..SERIAL };
             let mut resumed = start(&plan, how, Some(state)).expect("the state fits");
