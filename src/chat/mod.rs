@@ -421,7 +421,7 @@ impl Chat {
     }
 
     fn encode_conversation(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Result<EncodedRow> {
-        if let Some(found) = conversation.messages.iter().find_map(|message| find_mark(message)) {
+        if let Some(found) = conversation.messages.iter().find_map(find_mark) {
             let detail = format!("found the noncharacter U+{:04X}, expected text without it", found as u32);
             return Err(Error::new(ErrorKind::BadRecord, detail));
         }

@@ -78,6 +78,10 @@ impl Template {
             text.push(CLOSE);
             Value::from_safe_string(text)
         });
+        // Python can't iterate over None.
+        environment.add_test("iterable", |value: Value| {
+            !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+        });
         environment.add_function("raise_exception", |message: String| -> Result<String, JinjaError> {
             Err(JinjaError::new(JinjaKind::InvalidOperation, message))
         });

@@ -85,7 +85,7 @@ pub enum Overflow {
 #[derive(Debug)]
 pub enum Packer {
     /// Documents end to end.
-    Concat(Concat),
+    Concat(Box<Concat>),
     /// Whole documents, a window at a time.
     Windowed(Box<Windowed>),
 }
@@ -102,7 +102,7 @@ impl Packer {
         cursor: Cursor,
     ) -> Self {
         if options.strategy == Strategy::Concat {
-            return Packer::Concat(Concat::new(cursor));
+            return Packer::Concat(Box::new(Concat::new(cursor)));
         }
         let windowed = WindowedOptions {
             strategy: options.strategy,

@@ -545,6 +545,7 @@ mod tests {
 
     /// Documents longer than a block, by each policy; ranges are cut with the ids.
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
     fn overflow_policies() {
         let check = |overflow, drop_untrained, expected: &[&[u32]], counts: [u64; 5]| {
             let options = WindowedOptions { drop_untrained, ..options(Strategy::BestFit, 4, overflow) };

@@ -2,7 +2,7 @@
 
 Goal: the text of each conversation is that of `apply_chat_template`, byte for byte, or both refuse it; what is trained is what
 `{% generation %}` marks, where a template has it. For the templates that trl has both marked and unmarked, spans found without the
-marks may be missing (an error), but where the two templates give the same text they are those of the marks. Method: `tokenmill check --out` with
+marks may be missing (an error), but where the two templates give the same text they are those of the marks, headers left out. Method: `tokenmill check --out` with
 the `bytes` tokenizer, whose ids are the text.
 
     python tests/oracle/check_templates.py --binary target/release/tokenmill
@@ -92,6 +92,26 @@ def marked_bytes(text, spans):
     return trained
 
 
+def same_mask(found, marked, unmarked):
+    """Without marks the header of a turn isn't trained, which some marked templates include: then each stretch is the end of the marked one."""
+    if not unmarked:
+        return found == marked
+    stretches, begin = [], None
+    for at, trained in enumerate([*marked, False]):
+        if trained and begin is None:
+            begin = at
+        elif not trained and begin is not None:
+            stretches.append((begin, at))
+            begin = None
+    left = list(found)
+    for begin, end in stretches:
+        part = left[begin:end]
+        if True not in part or part != sorted(part):
+            return False
+        left[begin:end] = [False] * (end - begin)
+    return not any(left)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--binary", required=True)
@@ -139,7 +159,7 @@ def main():
                 spans = spans if marked == want else None
             if spans is None:
                 continue
-            if trained != marked_bytes(want, spans):
+            if not same_mask(trained, marked_bytes(want, spans), f"{name}_training" in templates):
                 failures.append(f"{name}, record {index}: another mask")
                 if arguments.verbose:
                     print(name, index, repr(want), spans, "".join("^" if t else "." for t in trained))
