@@ -143,6 +143,22 @@ fn ordinary(
     if size == text.len() {
         return Ok(());
     }
+    // Added tokens that stand for spaces are written with the mark that the definition replaces spaces by.
+    if !text.contains('▁') {
+        let marks = |id: u32| {
+            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+            bytes.len() - 2 * memchr::memmem::find_iter(&bytes, "▁".as_bytes()).count()
+        };
+        let sizes: Vec<usize> = ids.iter().map(|&id| marks(id)).collect();
+        if sizes.iter().sum::<usize>() == text.len() {
+            let mut end = start;
+            for ((_, at), size) in placed[first..].iter_mut().zip(sizes) {
+                end += size;
+                *at = end as u32;
+            }
+            return Ok(());
+        }
+    }
     // A space that the definition puts before each part.
     let spaced = ids.first().is_some_and(|id| tokenizer.token_bytes(*id).is_some_and(|bytes| bytes.starts_with(b" ")));
     if size == text.len() + 1 && spaced {
