@@ -73,7 +73,8 @@ pub fn run(arguments: &RunArguments, started: Instant) -> Result<u8> {
         blocks: pipeline.delivered_blocks(),
         same_rank: from.world_size == arguments.ranks.world_size,
     });
-    let mut sink = Output::open(&arguments.out, arguments.format, config.block_size, config.has_masks(), before, &places)?;
+    let mut sink =
+        Output::open(&arguments.out, arguments.format, config.block_size, config.has_masks(), before, &places)?;
     if from.is_none() {
         // A run that is killed before its first checkpoint can be resumed all the same; the file has to be one by then.
         sink.sync()?;
