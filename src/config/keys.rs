@@ -50,17 +50,23 @@ fn resolve<'a>(mut node: &'a Json, root: &'a Json) -> &'a Json {
 fn unknown(full: &str, path: &str, key: &str, root: &Json) -> Error {
     let mut all = Vec::new();
     collect(root, root, "", &mut all);
-    let nearest = all
+    let distance = |candidate: &&String| {
+        let leaf = candidate.rsplit('.').next().unwrap_or(candidate);
+        let same_table = candidate.strip_suffix(leaf) == Some(path);
+        // The right key in the wrong table is nearer than another key in this one.
+        strsim::damerau_levenshtein(leaf, key) * 4 + if same_table { 0 } else { 3 }
+    };
+    let least = all.iter().map(|candidate| distance(&candidate)).min();
+    let nearest: Vec<String> = all
         .iter()
-        .map(|candidate| {
-            let leaf = candidate.rsplit('.').next().unwrap_or(candidate);
-            let same_table = candidate.strip_suffix(leaf) == Some(path);
-            // The right key in the wrong table is nearer than another key in this one.
-            let distance = strsim::damerau_levenshtein(leaf, key) * 4 + if same_table { 0 } else { 3 };
-            (distance, candidate)
-        })
-        .min();
-    let hint = nearest.map_or(String::new(), |(_, candidate)| format!("; the nearest known key is {candidate:?}"));
+        .filter(|candidate| Some(distance(candidate)) == least)
+        .map(|candidate| format!("{candidate:?}"))
+        .collect();
+    let hint = match &nearest[..] {
+        [] => String::new(),
+        [one] => format!("; the nearest known key is {one}"),
+        more => format!("; the nearest known keys are {}", more[..more.len().min(4)].join(" and ")),
+    };
     Error::new(ErrorKind::Config, format!("unknown key {full:?}{hint}"))
 }
 
@@ -145,7 +151,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check("blok_size = 1", "unknown key \"blok_size\"; the nearest known key is \"block_size\"");
-        check("window = 1", "\"shuffle.window\"");
+        check("window = 1", "the nearest known keys are \"shuffle.window\" and \"packing.window\"");
         check("[shuffle]\nwindw = 1", "unknown key \"shuffle.windw\"; the nearest known key is \"shuffle.window\"");
         check("[tokenizer]\npaht = \"x\"", "\"tokenizer.path\"");
         check("[runtime]\nthread = 1", "\"runtime.threads\"");
