@@ -27,7 +27,8 @@ VENV = $(CACHE)/venv-$(call digest,$(REQUIREMENTS) $(REQUIREMENTS_ALONE))
 
 # The same for the Python package: torch is large, so it is kept as long as the requirements stand.
 PYTHON_REQUIREMENTS := python/requirements-test.txt
-PYTHON_VENV = $(CACHE)/venv-python-$(call digest,$(PYTHON_REQUIREMENTS))
+PYTHON_REQUIREMENTS_ALONE := python/requirements-test-alone.txt
+PYTHON_VENV = $(CACHE)/venv-python-$(call digest,$(PYTHON_REQUIREMENTS) $(PYTHON_REQUIREMENTS_ALONE))
 
 # The S3 server of tests/it/s3.rs, by the content of its requirements.
 S3_REQUIREMENTS := tests/s3/requirements.txt
@@ -73,7 +74,7 @@ test-python: python-venv
 		-c "$(CURDIR)/python/pyproject.toml" --rootdir "$(CURDIR)/python" "$(CURDIR)/python/tests"
 
 python-venv:
-	$(call install,$(PYTHON_VENV),$(PYTHON_REQUIREMENTS))
+	$(call install,$(PYTHON_VENV),$(PYTHON_REQUIREMENTS),$(PYTHON_REQUIREMENTS_ALONE))
 
 # The fuzz crate is a workspace of its own, of the same locked versions, and only tokenmill itself is compiled anew for it, with
 # coverage counters. What a run finds interesting is kept beside the builds; what fails, too.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ class TokenMill(DataModule):
     """Blocks of a config's sources, tokenized while the model trains."""
 
     config: str
+    val_config: str | None = None
     num_workers: int = 0
     batch_size: int = field(init=False, repr=False, default=1)
     block_size: int = field(init=False, repr=False, default=2048)
@@ -33,9 +35,14 @@ class TokenMill(DataModule):
 
     def train_dataloader(self) -> StatefulDataLoader:
         """Batches of ids, `[batch_size, block_size + 1]`."""
-        blocks = WithNext(self.config, block_size=self.block_size)
-        return StatefulDataLoader(blocks, batch_size=self.batch_size, num_workers=self.num_workers, drop_last=True)
+        return self._batches(self.config)
 
-    def val_dataloader(self) -> list[Any]:
-        """None of its own."""
-        return []
+    def val_dataloader(self) -> StatefulDataLoader:
+        """As many of `val_config`, of which LitGPT takes `eval.max_iters`. Without one it is given the first of the training blocks: it wants some."""
+        if self.val_config is None:
+            logging.getLogger("tokenmill").warning("no val_config: the loss of validation is that of the first training blocks")
+        return self._batches(self.val_config or self.config)
+
+    def _batches(self, config: str) -> StatefulDataLoader:
+        blocks = WithNext(config, block_size=self.block_size)
+        return StatefulDataLoader(blocks, batch_size=self.batch_size, num_workers=self.num_workers, drop_last=True)

@@ -1,7 +1,7 @@
-"""torchtitan over tokenmill: a function to give as `build_dataloader_fn` of a train spec.
+"""torchtitan over tokenmill: a trainer's config, for `--module` and `--config`; and for versions before 0.3 a function of a train spec.
 
-torchtitan wants `(inputs, labels)` and a state. Its own loaders pickle the state of each rank under a key of the rank's number, which
-can't be loaded at another degree of data parallelism. Here a lane has a key of its own: any degree that divides `lanes` loads it.
+    torchrun --nproc-per-node 8 -m torchtitan.train --module examples.torchtitan_loader --config llama3_debugmodel_tokenmill \
+        --dataloader.dataset_path pretrain.toml
 """
 
 from __future__ import annotations
@@ -11,8 +11,18 @@ from typing import Any
 from tokenmill.trainers import LabelledBatches
 
 
+def llama3_debugmodel_tokenmill() -> Any:
+    """torchtitan's smallest model, with tokenmill's batches."""
+    from tokenmill.torchtitan import TokenMillDataLoader
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    config = llama3_debugmodel()
+    config.dataloader = TokenMillDataLoader.Config(dataset_path="pretrain.toml")
+    return config
+
+
 def build_dataloader(dp_world_size: int, dp_rank: int, job_config: Any, **_: Any) -> LabelledBatches:
-    """The loader of a data-parallel rank; `training.dataset_path` names tokenmill's config."""
+    """A `build_dataloader_fn` of versions before 0.3; `training.dataset_path` names tokenmill's config."""
     training = job_config.training
     return LabelledBatches(
         training.dataset_path,

@@ -125,7 +125,7 @@ impl Run {
     }
 
     /// Starts to read, from `state` or from the beginning.
-    #[pyo3(signature = (rank, world_size, lanes=None, state=None, threads=0, even=None, skip=vec![]))]
+    #[pyo3(signature = (rank, world_size, lanes=None, state=None, threads=0, sharing=1, even=None, skip=vec![]))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn start(
         &self,
@@ -135,6 +135,7 @@ impl Run {
         lanes: Option<Vec<u32>>,
         state: Option<&[u8]>,
         threads: u32,
+        sharing: u32,
         even: Option<&str>,
         skip: Vec<(u64, u64)>,
     ) -> PyResult<Stream> {
@@ -153,6 +154,7 @@ impl Run {
             world_size,
             lanes,
             threads,
+            sharing,
             even,
             skip: skip.into_iter().map(|(start, end)| start..end).collect(),
             interrupt: interrupt.clone(),

@@ -153,6 +153,8 @@ class Loader:
         # The part of the rank's lanes that is delivered here; None is all of them.
         self._lanes: list[int] | None = None
         self._threads = 0
+        # Processes that share the rank's work and its memory.
+        self._sharing = 1
         if batch_size is not None:
             overrides = {**overrides, "batch_size": batch_size}
         self._source = (_text_of(config), list(_flatten(overrides)))
@@ -238,6 +240,7 @@ class Loader:
                     self._lanes,
                     self._from,
                     self._threads,
+                    self._sharing,
                     self._even,
                     self._skip,
                 )
@@ -413,6 +416,7 @@ class Loader:
         part.__dict__.update(self.__getstate__())
         part._run, part._torch = self._live(), self._torch
         part._lanes = [lane for place, lane in enumerate(owned) if place // in_turn % workers == worker]
+        part._sharing = workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self.config["runtime"]["threads"] == 0:
             part._threads = max(1, cores // workers)

@@ -20,6 +20,7 @@ class Run:
         lanes: list[int] | None = None,
         state: bytes | None = None,
         threads: int = 0,
+        sharing: int = 1,
         even: str | None = None,
         skip: list[tuple[int, int]] = ...,
     ) -> Stream: ...

@@ -1,4 +1,4 @@
-"""What trainers plug in: torchtitan, LitGPT, Hugging Face's ``Trainer``. :mod:`tokenmill.lightning` is for Lightning.
+"""What trainers plug in: LitGPT, Hugging Face's ``Trainer``, torchtitan before 0.3. :mod:`tokenmill.lightning` and :mod:`tokenmill.torchtitan` are for those.
 
 Each is a few lines; examples for all of them are in ``examples/``.
 """

@@ -81,21 +81,23 @@ pub(super) struct Bounds {
     pub kept_max: usize,
 }
 
-/// The bounds with which the lanes of a rank stay within `runtime.memory`.
+/// The bounds with which the lanes of a rank stay within `runtime.memory`, or the part of it that is left to each of `sharing` processes;
+/// where that is too little, the least that they can do with.
 ///
 /// # Errors
 /// `Config`, naming what would be needed, when none do.
-pub(super) fn bounds(plan: &Plan, lanes: &[u32], threads: usize) -> Result<Bounds> {
-    buffers(plan, lanes, threads).map(|(bounds, _)| bounds)
+pub(super) fn bounds(plan: &Plan, lanes: &[u32], threads: usize, sharing: u32) -> Result<Bounds> {
+    buffers(plan, lanes, threads, sharing).map(|(bounds, _)| bounds)
 }
 
 /// The largest bounds that fit, and the parts of the prediction that follow from them.
-fn buffers(plan: &Plan, lanes: &[u32], threads: usize) -> Result<(Bounds, MemoryPrediction)> {
-    let memory = plan.config.runtime.memory.0;
+fn buffers(plan: &Plan, lanes: &[u32], threads: usize, sharing: u32) -> Result<(Bounds, MemoryPrediction)> {
+    let whole = plan.config.runtime.memory.0;
+    let share = whole / u64::from(sharing.max(1));
     let strands = lanes.len() * plan.sources.len();
     let most = ahead_bytes(threads, strands);
     let mut least = 0;
-    for ahead in [most, most.min(2 * PIECE_BYTES_MIN), 1] {
+    for (ahead, memory) in [(most, share), (most.min(2 * PIECE_BYTES_MIN), share), (1, share), (1, whole)] {
         let mut prediction = parts(plan, lanes, ahead);
         let used = prediction.windows + prediction.ids + prediction.decoders + prediction.remote;
         least = used;
@@ -192,7 +194,7 @@ pub fn predict_memory(plan: &Plan, rank: u32, world_size: u32, threads: u32) -> 
         0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
         threads => threads as usize,
     };
-    let (bounds, mut prediction) = buffers(plan, &lanes, threads)?;
+    let (bounds, mut prediction) = buffers(plan, &lanes, threads, 1)?;
     prediction.ahead_bytes = bounds.ahead_bytes as u64;
     for source in &plan.sources {
         let names: u64 = source.manifest.shards.iter().map(|s| 2 * s.location.len() as u64 + 96).sum();
@@ -320,6 +322,22 @@ mod tests {
         assert_eq!(got.total, got.windows + got.ids + got.tokenizer / 4 * 3 + got.rest);
     }
 
+    /// Processes that share the memory are bounded by their parts together, and run with the least where a part is too little.
+    #[test]
+    fn processes_share_runtime_memory() {
+        let shards = [("a.jsonl", 4096 << 20), ("b.jsonl.gz", 1024 << 20)];
+        let (_folder, plan) = plan(&shards, &["runtime.memory=1800MiB", "tokenizer.path=gpt2"]);
+        let lanes = plan.lanes_of(0, 1).expect("one rank");
+        let of = |sharing: u32| {
+            let (bounds, parts) = buffers(&plan, &lanes[..8], 32, sharing).expect("it fits");
+            (bounds, parts.windows + parts.ids + parts.decoders + bounds.kept_max as u64)
+        };
+        let (alone, shared) = (of(1), of(4));
+        assert!(shared.0.ahead_bytes < alone.0.ahead_bytes && shared.1 <= 450 << 20, "{alone:?} {shared:?}");
+        let (least, takes) = of(1000);
+        assert!(least.ahead_bytes == 1 && takes <= 1800 << 20, "{least:?} {takes}");
+    }
+
     /// Less memory: less ahead, then one window a strand, then an error that names what would do; and that does.
     #[test]
     fn bounds_follow_runtime_memory() {
@@ -327,7 +345,7 @@ mod tests {
         let of = |memory: &str| {
             let (_folder, plan) = plan(&shards, &[&format!("runtime.memory={memory}"), "tokenizer.path=gpt2"]);
             let lanes = plan.lanes_of(0, 1).expect("one rank");
-            (plan.config.runtime.memory.0, buffers(&plan, &lanes, 32))
+            (plan.config.runtime.memory.0, buffers(&plan, &lanes, 32, 1))
         };
         let within = |memory: &str| {
             let (bound, found) = of(memory);

@@ -77,6 +77,8 @@ pub struct RunOptions {
     pub serial: bool,
     /// Worker threads, in place of `runtime.threads` of the config; 0: as the config says.
     pub threads: u32,
+    /// Processes that do the rank's work together, and so have a part of `runtime.memory` each; 0 is taken as 1.
+    pub sharing: u32,
     /// Batches that are passed over, by [`Pipeline::step`]: read, tokenized and packed as always, but not delivered, so the
     /// batches after them are what they would have been. Ranges begun are kept in the checkpoint, so a resume in the middle of
     /// one goes on passing over it; all ranks must be given the same.
@@ -259,7 +261,7 @@ impl Pipeline {
                 Some(threads) => threads as usize,
                 None => std::thread::available_parallelism().map_or(1, |n| n.get()),
             };
-            let bounds = memory::bounds(&plan, owned, threads)?;
+            let bounds = memory::bounds(&plan, owned, threads, options.sharing)?;
             let streams = StreamPool::new(plan.clone(), context.buffers.clone(), bounds.kept_max, places);
             Box::new(Parallel::new(context, streams, readers, threads, bounds.ahead_bytes, &options)?)
         };
