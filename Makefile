@@ -34,14 +34,13 @@ PYTHON_VENV = $(CACHE)/venv-python-$(call digest,$(PYTHON_REQUIREMENTS) $(PYTHON
 S3_REQUIREMENTS := tests/s3/requirements.txt
 S3_VENV = $(CACHE)/venv-s3-$(call digest,$(S3_REQUIREMENTS))
 
-.PHONY: help s3-server test test-rust test-oracle test-templates test-python python-venv fuzz fuzz-lock lint quickstart venv clean bench-peers
+.PHONY: help s3-server test test-rust test-oracle test-python python-venv fuzz fuzz-lock lint quickstart venv clean bench-peers
 
 help:
 	@echo "make test        everything that CI runs, apart from lint"
 	@echo "make test-rust   the Rust tests alone"
 	@echo "make s3-server   install the S3 server that the Rust tests start, into the cache folder"
-	@echo "make test-oracle the checks against Hugging Face tokenizers alone"
-	@echo "make test-templates chat templates and masks against transformers and trl"
+	@echo "make test-oracle the checks against Hugging Face tokenizers, transformers and trl alone"
 	@echo "make test-python the Python package's tests alone, with PyTorch"
 	@echo "make fuzz        each fuzz target for FUZZ_SECONDS (20), with what was found before"
 	@echo "make lint        cargo fmt --check and clippy, warnings being errors"
@@ -57,10 +56,6 @@ test-rust: s3-server
 test-oracle: venv
 	cargo build --release
 	"$(VENV)/bin/python" tests/oracle/check_ids.py --binary "$(BINARY)"
-
-# Not part of `test` yet: some templates still render or mask otherwise, see the README.
-test-templates: venv
-	cargo build --release
 	"$(VENV)/bin/python" tests/oracle/check_templates.py --binary "$(BINARY)"
 
 # The wheel as users get it is what is tested, from a folder in which the sources don't hide it.

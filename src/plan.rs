@@ -233,6 +233,7 @@ impl Plan {
         let options = ShardOptions {
             format: planned.options.format,
             text_field: planned.options.text_field.clone(),
+            columns: planned.options.chat.as_ref().map(|chat| chat.columns()),
             separator: planned.options.separator.clone(),
             span,
             window,

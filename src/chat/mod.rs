@@ -31,15 +31,14 @@ pub use template::Template;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Overflow;
+use crate::shard::Columns;
 use crate::tokenizer::Tokenizer;
 use encode::Control;
 use rows::{Conversation, Row};
 pub use spans::Method;
 
-/// The built-in template: what ChatML says, and no more.
-const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['content'] is string %}\
-                      {{ message['content'] }}{% elif message['content'] %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}\
-                      {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+/// The built-in template: ChatML, with tools and calls of them between the tags that Hermes models brought up.
+const CHATML: &str = include_str!("chatml.jinja");
 
 /// `[source.chat]` of the config: the source above holds conversations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -76,8 +75,9 @@ pub struct ChatOptions {
     /// The time that templates see, as `"2026-01-31"`; default: that of the run's first start, which the state keeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub now: Option<String>,
-    /// What happens to rows longer than a block.
-    pub overflow: Overflow,
+    /// What happens to rows longer than a block; default: `"truncate"`. Only where rows are packed whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflow>,
     /// A row for each assistant turn, which ends with it: for templates that write earlier turns differently.
     pub expand_turns: bool,
     /// More variables of the template.
@@ -102,7 +102,7 @@ impl Default for ChatOptions {
             text_field: "text".into(),
             text_template: None,
             now: None,
-            overflow: Overflow::Truncate,
+            overflow: None,
             expand_turns: false,
             template_kwargs: Map::new(),
         }
@@ -219,6 +219,31 @@ impl ChatOptions {
             folder.display()
         );
         Err(Error::new(ErrorKind::Config, detail))
+    }
+
+    /// What happens to rows longer than a block, where they are packed whole.
+    pub fn overflow(&self) -> Overflow {
+        self.overflow.unwrap_or(Overflow::Truncate)
+    }
+
+    /// The columns of a Parquet file that records are made of.
+    pub fn columns(&self) -> Columns {
+        if self.text_template.is_some() {
+            return Columns::All;
+        }
+        let fields = [
+            &self.messages_field,
+            &self.conversations_field,
+            &self.tools_field,
+            &self.prompt_field,
+            &self.completion_field,
+            &self.instruction_field,
+            &self.input_field,
+            &self.output_field,
+            &self.text_field,
+        ];
+        let named = fields.into_iter().map(String::as_str).chain(["system", "documents"]);
+        Columns::Named(named.map(str::to_owned).collect())
     }
 
     /// Hash of all that decides rows, the template's source included.

@@ -7,8 +7,8 @@
 //! generation   the template says so: {% generation %} ... {% endgeneration %}
 //! prefixes     render(messages[..i], add_generation_prompt) and render(messages[..=i]) are literal prefixes of the whole; the span is
 //!              between their ends, so it begins behind the header and holds what ends the turn
-//! sentinels    marks around the content come out around it, and without them the text is the whole; what follows it
-//!              up to the next control token ends the turn
+//! sentinels    marks around the content come out around it, and without them the text is the whole; the control token behind it belongs
+//!              to the turn where it is shown to end turns, see `Turns`
 //! ```
 //!
 //! Does not know: tokens.
@@ -228,37 +228,127 @@ fn by_sentinels(
         if let Some(field) = more.into_iter().find(|field| message.get(*field).is_some_and(|value| !value.is_null())) {
             return Err(format!("message {index} has {field:?}, which marks around the content don't show"));
         }
-        if message["content"].as_str().is_none_or(|content| content.trim().is_empty()) {
+        if !says(message) {
             return Err(format!("message {index} has no text to put marks around"));
         }
     }
-    for inside in [false, true] {
-        let mut messages = conversation.messages.clone();
-        for &index in &indices {
-            let content = messages[index]["content"].as_str().unwrap_or_default();
-            let core = if inside { content.trim() } else { content };
-            let at = content.find(core).unwrap_or(0);
-            let marked = format!("{}{OPEN}{core}{CLOSE}{}", &content[..at], &content[at + core.len()..]);
-            messages[index]["content"] = marked.into();
-        }
-        let messages = messages.iter().map(template::value).collect();
-        let Ok(marked) = chat.render_messages(conversation, messages, false) else { continue };
-        // Generation blocks would add marks of their own.
-        let (text, spans) = take_marks(&marked);
-        if text != whole || spans.len() != indices.len() {
-            continue;
-        }
-        let spans = spans.into_iter().map(|span| {
-            let rest = &whole[span.end..];
-            let blank = rest.len() - rest.trim_start().len();
-            match chat.control.literal_at(&rest[blank..]) {
-                Some(len) => span.start..span.end + blank + len,
-                None => span,
-            }
+    // Templates may trim what is said: marks then have to stand within.
+    for (trim_start, trim_end) in [(false, false), (false, true), (true, false), (true, true)] {
+        let marked_by = |wanted: &dyn Fn(usize) -> bool| -> Vec<minijinja::Value> {
+            let messages = conversation.messages.iter().enumerate();
+            messages
+                .map(|(index, message)| match wanted(index) {
+                    true => template::value(&with_marks(message, trim_start, trim_end)),
+                    false => template::value(message),
+                })
+                .collect()
+        };
+        let render = |messages: &[minijinja::Value]| {
+            let marked = chat.render_messages(conversation, messages.iter().cloned().collect(), false);
+            // Generation blocks would add marks of their own.
+            marked.ok().map(|marked| take_marks(&marked)).filter(|(text, _)| text == whole).map(|(_, spans)| spans)
+        };
+        let messages = marked_by(&|index| indices.contains(&index));
+        let Some(spans) = render(&messages).filter(|spans| spans.len() == indices.len()) else { continue };
+        // Where everybody's words end, if that can be shown as well.
+        let said: Vec<usize> = (0..wanted.len()).filter(|&index| says(&conversation.messages[index])).collect();
+        let all = render(&marked_by(&|index| said.contains(&index))).filter(|spans| spans.len() == said.len());
+        let ends: Vec<(usize, usize)> =
+            all.into_iter().flatten().zip(said).map(|(span, index)| (index, span.end)).collect();
+        let turns = Turns { chat, conversation, messages: &messages, whole, ends: &ends };
+        let prompt = indices.iter().find_map(|&index| turns.prompt(index)).unwrap_or_default();
+        let mut proved: Vec<&str> = Vec::new();
+        let spans = spans.into_iter().zip(&indices).map(|(span, &index)| {
+            turns.start(index, span.start, &prompt)..turns.end(index, span.end, &prompt, &mut proved)
         });
         return Ok(joined(spans.collect()));
     }
     Err("marks around the content don't come out as they went in".into())
+}
+
+/// Whether there is content to put marks around.
+fn says(message: &Json) -> bool {
+    message["content"].as_str().is_some_and(|content| !content.trim().is_empty())
+}
+
+/// The message with marks around its content, which says something.
+fn with_marks(message: &Json, trim_start: bool, trim_end: bool) -> Json {
+    let mut message = message.clone();
+    let content = message["content"].as_str().unwrap_or_default();
+    let start = if trim_start { content.len() - content.trim_start().len() } else { 0 };
+    let end = if trim_end { content.trim_end().len() } else { content.len() };
+    let marked = format!("{}{OPEN}{}{CLOSE}{}", &content[..start], &content[start..end], &content[end..]);
+    message["content"] = marked.into();
+    message
+}
+
+/// A conversation of which marks have shown where the content of messages is.
+struct Turns<'a> {
+    chat: &'a Chat,
+    conversation: &'a Conversation,
+    /// The messages, with marks.
+    messages: &'a [minijinja::Value],
+    whole: &'a str,
+    /// Messages of which it is known where their content ends.
+    ends: &'a [(usize, usize)],
+}
+
+impl<'a> Turns<'a> {
+    /// What the template writes for the assistant to go on from, in place of message `index`.
+    fn prompt(&self, index: usize) -> Option<String> {
+        let render = |prompt| self.chat.render(self.conversation, index, prompt).map(|text| take_marks(&text).0);
+        let with = (index > 0).then(|| render(true).ok())??;
+        let prompt = with.strip_prefix(&render(false).ok()?)?;
+        (!prompt.trim().is_empty()).then(|| prompt.to_owned())
+    }
+
+    fn literal(&self, text: &'a str) -> Option<&'a str> {
+        self.chat.control.literal_at(text).map(|len| &text[..len])
+    }
+
+    /// Where the turn begins of message `index`, of which the content begins at `start`: behind the generation prompt, where it stands between the message
+    /// before and the content, and has a control token, so that it is the template's.
+    fn start(&self, index: usize, start: usize, prompt: &str) -> usize {
+        let before = self.ends.iter().find(|(other, _)| other + 1 == index);
+        let Some(&(_, floor)) = before.filter(|(_, end)| *end <= start) else { return start };
+        let own = prompt.char_indices().any(|(at, _)| self.chat.control.literal_at(&prompt[at..]).is_some());
+        match self.whole[floor..start].rfind(prompt) {
+            Some(at) if own => floor + at + prompt.len(),
+            _ => start,
+        }
+    }
+
+    /// Where the turn ends of message `index`, of which the content ends at `end`: the last one with the text; another behind the control token that
+    /// comes next, if that is shown to end turns and not to begin the next header, and behind the white space that follows it.
+    ///
+    /// It is shown in one of two ways. The message, rendered as the last one, ends with the same token. Or the token has that one behind
+    /// it which the generation prompt begins with, so the next header begins there. `proved` holds the tokens shown to end turns of this
+    /// text.
+    fn end(&self, index: usize, end: usize, prompt: &str, proved: &mut Vec<&'a str>) -> usize {
+        let whole = self.whole;
+        if index + 1 == self.messages.len() {
+            return whole.len();
+        }
+        let blank = |text: &str| text.len() - text.trim_start().len();
+        let at = end + blank(&whole[end..]);
+        let Some(ender) = self.literal(&whole[at..]) else { return end };
+        let behind = at + ender.len();
+        let next = behind + blank(&whole[behind..]);
+        let header = self.literal(&whole[next..]);
+        if !proved.contains(&ender) {
+            let alone = self.messages[..=index].iter().cloned().collect();
+            let ends_alone = self.chat.render_messages(self.conversation, alone, false).is_ok_and(|alone| {
+                let rest = alone.rfind(CLOSE).map_or("", |at| &alone[at + CLOSE.len_utf8()..]);
+                rest.trim_start().starts_with(ender)
+            });
+            let before_header = header.is_some_and(|header| header != ender && prompt.trim_start().starts_with(header));
+            if !ends_alone && !before_header {
+                return end;
+            }
+            proved.push(ender);
+        }
+        if header.is_some() { next } else { behind }
+    }
 }
 
 /// A text without its [`BREAK`]s.

@@ -242,6 +242,12 @@ impl Config {
                         Error::new(error.kind(), format!("source {name:?}: chat.{}", error.detail()))
                     })?;
                 }
+                if chat.overflow.is_some() && self.packing.strategy == Strategy::Concat {
+                    return wrong(format!(
+                        "source {name:?} has chat.overflow with packing.strategy \"concat\", which cuts rows at blocks and leaves out nothing; \
+                         expected \"best_fit\" or \"greedy\", or no chat.overflow"
+                    ));
+                }
                 if chat.expand_turns && self.packing.strategy == Strategy::Concat {
                     return wrong(format!(
                         "source {name:?} has chat.expand_turns with packing.strategy \"concat\", expected \"best_fit\" or \"greedy\""

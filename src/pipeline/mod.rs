@@ -580,7 +580,7 @@ fn too_many(found: u64, most: u64, places: &[Error]) -> Error {
 fn packer(plan: &Plan, source: &PlannedSource, pad: u32, cursor: Cursor) -> Packer {
     let packing = &plan.config.packing;
     let chat = source.options.chat.as_ref();
-    let overflow = chat.map_or(packing.overflow, |chat| chat.overflow);
+    let overflow = chat.map_or(packing.overflow, |chat| chat.overflow());
     Packer::new(packing, plan.config.block_size, overflow, chat.is_some(), pad, cursor)
 }
 

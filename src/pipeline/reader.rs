@@ -190,20 +190,13 @@ impl LoadedWindow {
         true
     }
 
-    /// The record as a JSON object: of other formats than JSON lines, its text under the name of `text_field`.
+    /// The record as a JSON object; where it is text alone, the text under the name of `text_field`.
     pub fn json(&self, record: &RecordRange, context: &Context) -> Result<serde_json::Map<String, serde_json::Value>> {
-        let bytes = record.of(&self.window.bytes);
-        if self.shard.format() == Format::Jsonl {
-            return serde_json::from_slice(bytes)
-                .map_err(|error| Error::new(ErrorKind::BadRecord, format!("expected a JSON object: {error}")));
-        }
         let field = &context.plan.sources[self.source].options.text_field;
         if record.null {
             return Err(Error::new(ErrorKind::BadRecord, format!("{field:?} is null, expected a string")));
         }
-        let mut scratch = String::new();
-        let text = self.shard.text(bytes, &mut scratch)?;
-        Ok([(field.clone(), serde_json::Value::from(text))].into_iter().collect())
+        self.shard.object(record.of(&self.window.bytes), field)
     }
 
     /// Adds shard, byte and record to an error about `record`.

@@ -20,6 +20,7 @@ mod codec;
 mod frames;
 mod grid;
 mod json;
+mod record;
 mod rows;
 mod separator;
 
@@ -35,6 +36,7 @@ use crate::shard::codec::{Again, Codec, Decode, Plain, Zstd};
 use crate::shard::frames::FrameTable;
 use crate::shard::grid::{GridPlan, GridReader, WholeReader};
 use crate::shard::json::FieldPath;
+pub use crate::shard::record::Columns;
 use crate::shard::rows::{RowReader, RowTable};
 use crate::shard::separator::Separator;
 use crate::storage::{Object, Reading, reader};
@@ -64,6 +66,8 @@ pub struct ShardOptions {
     pub format: Format,
     /// Dotted path of the field or column that holds the text.
     pub text_field: String,
+    /// The columns of Parquet that make a record, a JSON object, in place of the one that holds text.
+    pub columns: Option<Columns>,
     /// What stands between the documents of a text shard; `None`: it is one document. Documents are taken as they are, a `\r`
     /// before a line end included; empty ones are left out.
     pub separator: Option<String>,
@@ -85,6 +89,7 @@ impl Default for ShardOptions {
         ShardOptions {
             format: Format::Auto,
             text_field: "text".to_owned(),
+            columns: None,
             separator: None,
             span: 16 << 20,
             window: 2 << 20,
@@ -200,7 +205,7 @@ impl Shard {
             _ if format == Format::Parquet => {
                 let table = RowTable::open(
                     (object.clone(), data.clone()),
-                    &options.text_field,
+                    (&options.text_field, options.columns.as_ref()),
                     options.span,
                     rows::SPLIT_MIN,
                     options.units_min,
@@ -453,6 +458,19 @@ impl Shard {
             Format::Jsonl => self.field.text(record, scratch),
             _ => json::utf8(record),
         }
+    }
+
+    /// The whole of a record, as a JSON object; where it is text alone, the text under the name of `text_field`.
+    ///
+    /// # Errors
+    /// * `BadRecord` - not UTF-8; a line that isn't a JSON object. The caller adds the place.
+    pub fn object(&self, record: &[u8], text_field: &str) -> Result<serde_json::Map<String, serde_json::Value>> {
+        let rows_of_several = matches!(&self.layout, Layout::RowGroups { table } if table.gives_json());
+        if rows_of_several || self.format == Format::Jsonl {
+            return serde_json::from_slice(record)
+                .map_err(|error| Error::new(ErrorKind::BadRecord, format!("expected a JSON object: {error}")));
+        }
+        Ok([(text_field.to_owned(), json::utf8(record)?.into())].into_iter().collect())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Parquet: rows of one column of strings, a record each.
+//! Parquet: rows of one column of strings, a record each; or of several columns, a JSON object each.
 //!
 //! Units are runs of row groups of about a span, measured by the column's uncompressed size. A row group of two spans or more is cut
 //! into ranges of rows of about a span each, but of 8 MiB at least: the pages before a range are stepped over by their
@@ -13,7 +13,7 @@
 //! Damage is found to the row: rows that can't be decoded together are decoded one by one. Where it is to be passed over
 //! (`skip`), the rows from there to the end of the row group or of the unit are lost, told as a [`Loss`], and the window ends.
 //!
-//! Holds: only the one column is read. Memory is one page, a window and one record. Whatever the file says, sizes are compared
+//! Of several columns, row groups aren't cut: `record.rs` decodes them from their start. Holds: only the columns that are asked for are read. Memory is one page, a window and one record. Whatever the file says, sizes are compared
 //! with the object before they are believed, and a panic of the Parquet crate on damaged data is an error here.
 //! Does not know: Arrow, other columns.
 
@@ -28,7 +28,10 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::file::serialized_reader::SerializedPageReader;
+use parquet::record::reader::ReaderIter;
+use parquet::schema::types::SchemaDescriptor;
 
+use super::record::{Columns, Records, bytes_of};
 use crate::document::{Loss, RecordRange, Window};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Object, Reading, reader};
@@ -125,13 +128,24 @@ struct Part {
     rows: u64,
 }
 
+/// What of a file's rows is read.
+enum Content {
+    /// The number of a column of strings; nulls are told by a level below this one.
+    Column(usize, i16),
+    Records(Records),
+}
+
+/// A row group that is being read.
+enum Group {
+    Column(Box<ColumnReaderImpl<ByteArrayType>>),
+    Records(Box<ReaderIter>),
+}
+
 /// An open Parquet file: its column, row groups and units.
 pub(crate) struct RowTable {
     file: SerializedFileReader<Chunks>,
     object: Arc<dyn Object>,
-    column: usize,
-    /// Nulls are told by a level below this one.
-    level_max: i16,
+    content: Content,
     /// Index of each row group's first row, and the number of all rows.
     group_starts: Vec<u64>,
     parts: Vec<Part>,
@@ -139,11 +153,11 @@ pub(crate) struct RowTable {
 }
 
 impl RowTable {
-    /// Opens a file whose column is called `text_field`; its footer is read from the first object, pages from the second, the same. Row groups are joined to units of about `span` bytes, and cut into parts of at
+    /// Opens a file whose column is called `text_field`, or of which `columns` make JSON objects; its footer is read from the first object, pages from the second, the same. Row groups are joined to units of about `span` bytes, and cut into parts of at
     /// least `split_min`; a file of fewer units than `units_min` becomes one unit, to be read in order.
     pub(crate) fn open(
         (object, data): (Arc<dyn Object>, Arc<dyn Object>),
-        text_field: &str,
+        (text_field, columns): (&str, Option<&Columns>),
         span: u64,
         split_min: u64,
         units_min: u64,
@@ -156,21 +170,20 @@ impl RowTable {
         }
         let file = guard(|| SerializedFileReader::new(Chunks(object)))?;
         let metadata = file.metadata();
-        let columns = metadata.file_metadata().schema_descr().columns();
-        let column = columns.iter().position(|column| column.path().string() == text_field).ok_or_else(|| {
-            let names: Vec<String> = columns.iter().take(20).map(|column| column.path().string()).collect();
-            Error::new(ErrorKind::Config, format!("no column {text_field:?}, found {}", names.join(", ")))
-        })?;
-        let found = match (columns[column].physical_type(), columns[column].max_rep_level()) {
-            (Type::BYTE_ARRAY, 0) => None,
-            (Type::BYTE_ARRAY, _) => Some("a list".to_owned()),
-            (other, _) => Some(other.to_string()),
+        let schema = metadata.file_metadata().schema_descr();
+        let (content, leaves) = match columns {
+            Some(columns) => {
+                let records = Records::find(schema, columns)?;
+                let leaves = records.leaves.clone();
+                (Content::Records(records), leaves)
+            }
+            None => {
+                let (column, level_max) = text_column(schema, text_field)?;
+                (Content::Column(column, level_max), vec![column])
+            }
         };
-        if let Some(found) = found {
-            let detail = format!("column {text_field:?} is {found}, expected a string or binary");
-            return Err(Error::new(ErrorKind::Config, detail));
-        }
-        let level_max = columns[column].max_def_level();
+        // Of several columns a group is decoded from its start, so it isn't cut.
+        let split_min = if columns.is_some() { u64::MAX } else { split_min };
 
         let mut group_starts = vec![0u64];
         let mut parts: Vec<Part> = Vec::new();
@@ -181,14 +194,15 @@ impl RowTable {
             let implausible = || corrupt(&format!("found {} rows in a row group", group.num_rows()));
             let rows = u64::try_from(group.num_rows()).map_err(|_| implausible())?;
             group_starts.push(first_row.checked_add(rows).ok_or_else(implausible)?);
-            if column >= group.num_columns() {
+            if leaves.iter().any(|&leaf| leaf >= group.num_columns()) {
                 return Err(corrupt(&format!(
                     "found {} columns in a row group, expected {}",
                     group.num_columns(),
-                    columns.len()
+                    schema.num_columns()
                 )));
             }
-            let size = u64::try_from(group.column(column).uncompressed_size()).unwrap_or(0);
+            let sizes = leaves.iter().map(|&leaf| u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0));
+            let size = sizes.fold(0, u64::saturating_add);
             if rows == 0 {
                 continue;
             }
@@ -211,7 +225,7 @@ impl RowTable {
                 }
             }
         }
-        let mut table = RowTable { file, object: data, column, level_max, group_starts, parts, in_order: false };
+        let mut table = RowTable { file, object: data, content, group_starts, parts, in_order: false };
         if table.units() > 0 && table.units() < units_min {
             table.in_order = true;
             table.parts = vec![Part {
@@ -222,6 +236,19 @@ impl RowTable {
             }];
         }
         Ok(table)
+    }
+
+    /// Whether its records are JSON objects.
+    pub(crate) fn gives_json(&self) -> bool {
+        matches!(self.content, Content::Records(_))
+    }
+
+    /// The level below which a value is null.
+    fn level_max(&self) -> i16 {
+        match self.content {
+            Content::Column(_, level_max) => level_max,
+            Content::Records(_) => 0,
+        }
     }
 
     /// Whether it is one unit that all lanes share.
@@ -251,7 +278,7 @@ pub(crate) struct RowReader {
     window: u64,
     record_max: u64,
     /// The row group being read, with the index of the row after its last.
-    group: Option<(ColumnReaderImpl<ByteArrayType>, u64)>,
+    group: Option<(Group, u64)>,
     /// Decoded rows: `levels` has one a row (none if the column has no nulls), `values` one a row that isn't null.
     levels: Vec<i16>,
     values: Vec<ByteArray>,
@@ -359,7 +386,7 @@ impl RowReader {
                     self.pass_damage(error, index)?;
                     break;
                 }
-                let null = self.levels.get(self.level).is_some_and(|&level| level < self.table.level_max);
+                let null = self.levels.get(self.level).is_some_and(|&level| level < self.table.level_max());
                 let value: &[u8] = if null { b"" } else { self.values[self.value].data() };
                 let row_size = ROW_SIZE + value.len() as u64;
                 if ordinal > 0 && size + row_size > self.window {
@@ -449,8 +476,18 @@ impl RowReader {
         self.values.clear();
         (self.level, self.value) = (0, 0);
         let (levels, values) = (&mut self.levels, &mut self.values);
-        let (rows, value_count, _) = guard(|| reader.read_records(wanted, Some(levels), None, values))?;
-        let level_max = self.table.level_max;
+        let (rows, value_count) = guard(|| match reader {
+            Group::Column(reader) => {
+                reader.read_records(wanted, Some(levels), None, values).map(|(rows, values, _)| (rows, values))
+            }
+            Group::Records(reader) => {
+                for row in reader.take(wanted) {
+                    values.push(bytes_of(row?).into());
+                }
+                Ok((values.len(), values.len()))
+            }
+        })?;
+        let level_max = self.table.level_max();
         let consistent = value_count == self.values.len()
             && if level_max == 0 {
                 rows == value_count
@@ -471,29 +508,62 @@ impl RowReader {
     }
 
     /// Opens the row group that holds the next row, at that row.
-    fn open_group(&self) -> Result<(ColumnReaderImpl<ByteArrayType>, u64)> {
+    fn open_group(&self) -> Result<(Group, u64)> {
         let starts = &self.table.group_starts;
         // Of row groups without rows, which share a start, the last one is meant: it has rows.
         let index = starts.partition_point(|&start| start <= self.row) - 1;
         let group = self.table.file.metadata().row_group(index);
-        let column = guard(|| {
-            let column = group.column(self.table.column);
-            let (start, size) = column.byte_range();
-            // Pages before the row are stepped over.
-            let how = Reading::Only { steps: self.row > starts[index] };
-            let object = reader(&self.object, start..start.saturating_add(size), how);
-            let rows = usize::try_from(group.num_rows())?;
-            let pages = SerializedPageReader::new(Arc::new(Chunks(object)), column, rows, None)?;
-            Ok(get_column_reader(column.column_descr_ptr(), Box::new(pages)))
-        })?;
-        let ColumnReader::ByteArrayColumnReader(mut reader) = column else {
-            return Err(corrupt("found a column of another type in a row group"));
-        };
         let skip = (self.row - starts[index]) as usize;
-        let skipped = guard(|| reader.skip_records(skip))?;
+        let object = |leaf: usize, steps: bool| {
+            let (start, size) = group.column(leaf).byte_range();
+            let how = Reading::Only { steps };
+            Arc::new(Chunks(reader(&self.object, start..start.saturating_add(size), how)))
+        };
+        let (group, skipped) = guard(|| match &self.table.content {
+            Content::Column(column, _) => {
+                // Pages before the row are stepped over.
+                let object = object(*column, skip > 0);
+                let column = group.column(*column);
+                let pages = SerializedPageReader::new(object, column, usize::try_from(group.num_rows())?, None)?;
+                let reader = get_column_reader(column.column_descr_ptr(), Box::new(pages));
+                let ColumnReader::ByteArrayColumnReader(mut reader) = reader else {
+                    return Err(ParquetError::General("found a column of another type in a row group".into()));
+                };
+                let skipped = reader.skip_records(skip)?;
+                Ok((Group::Column(Box::new(reader)), skipped))
+            }
+            Content::Records(records) => {
+                let mut reader = records.open(group, &|leaf| object(leaf, false))?;
+                let mut skipped = 0;
+                for row in reader.by_ref().take(skip) {
+                    row?;
+                    skipped += 1;
+                }
+                Ok((Group::Records(Box::new(reader)), skipped))
+            }
+        })?;
         if skipped != skip {
             return Err(corrupt(&format!("found {skipped} rows in row group {index}, expected more than {skip}")));
         }
-        Ok((reader, starts[index + 1]))
+        Ok((group, starts[index + 1]))
     }
+}
+
+/// The number of the column of strings called `name`, and the level of its values.
+fn text_column(schema: &SchemaDescriptor, name: &str) -> Result<(usize, i16)> {
+    let columns = schema.columns();
+    let column = columns.iter().position(|column| column.path().string() == name).ok_or_else(|| {
+        let names: Vec<String> = columns.iter().take(20).map(|column| column.path().string()).collect();
+        Error::new(ErrorKind::Config, format!("no column {name:?}, found {}", names.join(", ")))
+    })?;
+    let found = match (columns[column].physical_type(), columns[column].max_rep_level()) {
+        (Type::BYTE_ARRAY, 0) => None,
+        (Type::BYTE_ARRAY, _) => Some("a list".to_owned()),
+        (other, _) => Some(other.to_string()),
+    };
+    if let Some(found) = found {
+        let detail = format!("column {name:?} is {found}, expected a string or binary");
+        return Err(Error::new(ErrorKind::Config, detail));
+    }
+    Ok((column, columns[column].max_def_level()))
 }

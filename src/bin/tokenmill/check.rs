@@ -16,7 +16,7 @@ use tokenmill::document::Window;
 use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::packing::{Overflow, Strategy, best_fit};
 use tokenmill::plan::{Plan, PlannedSource};
-use tokenmill::shard::{Format, Start};
+use tokenmill::shard::Start;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::CheckArguments;
@@ -152,16 +152,7 @@ impl Report {
                             return Ok(report);
                         }
                         report.records += 1;
-                        let bytes = record.of(&window.bytes);
-                        let json = if shard.format() == Format::Jsonl {
-                            serde_json::from_slice(bytes).map_err(|error| {
-                                Error::new(ErrorKind::BadRecord, format!("expected a JSON object: {error}"))
-                            })
-                        } else {
-                            let mut scratch = String::new();
-                            let text = shard.text(bytes, &mut scratch);
-                            text.map(|text| [(field.to_owned(), text.into())].into_iter().collect())
-                        };
+                        let json = shard.object(record.of(&window.bytes), field);
                         match json.and_then(|json| chat.encode(tokenizer, &json)) {
                             Ok(rows) => {
                                 for row in &rows {
@@ -217,7 +208,7 @@ impl Report {
             let _ = writeln!(out, "  template: {finding}");
         }
         let block = plan.config.block_size as usize;
-        let long = match chat.options().overflow {
+        let long = match chat.options().overflow() {
             _ if plan.config.packing.strategy == Strategy::Concat => "go on in the next block",
             Overflow::Truncate => "would be truncated",
             Overflow::Drop => "would be dropped",
