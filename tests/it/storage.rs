@@ -108,7 +108,6 @@ fn a_blocked_read_is_a_stall() {
                 "weight = 0.1",
             );
             let head = "lanes = 2\nblock_size = 40\nbatch_size = 1\n[shuffle]\nwindow = 3000\n[runtime]\nstall_timeout = \"600ms\"\n";
-            let clean = take(&mut start(&corpus.plan(head), SERIAL, None).expect("a fresh run"), 1500);
             let store = Arc::new(Faulty {
                 fault: Fault::Blocks,
                 nth: if kind == Kind::JsonlZstd { 2 } else { 10 },
@@ -125,13 +124,16 @@ fn a_blocked_read_is_a_stall() {
                     Err(error) => break error,
                 }
             };
-            assert_eq!(found, clean[..found.len()], "{kind:?}");
+            // How far it came depends on which lane did the reads before.
+            let waited = begin.elapsed();
+            let clean = take(&mut start(&corpus.plan(head), SERIAL, None).expect("a fresh run"), found.len());
+            assert!(found == clean, "{kind:?}");
             assert_eq!(error.kind(), ErrorKind::Stall, "{error}");
             for word in ["stage reading", "source \"slow\"", "lane ", "0 s", "stall_timeout = 600ms"] {
                 assert!(error.detail().contains(word), "{word}: {error}");
             }
             assert!(error.place().shard.as_deref().is_some_and(|shard| shard.contains("/slow/000.")), "{error}");
-            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert!(waited < Duration::from_secs(10));
             let begin = Instant::now();
             drop(pipeline);
             assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
