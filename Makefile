@@ -57,6 +57,7 @@ test-oracle: venv
 	cargo build --release
 	"$(VENV)/bin/python" tests/oracle/check_ids.py --binary "$(BINARY)"
 	"$(VENV)/bin/python" tests/oracle/check_templates.py --binary "$(BINARY)"
+	"$(VENV)/bin/python" tests/oracle/check_chats.py --binary "$(BINARY)"
 
 # The wheel as users get it is what is tested, from a folder in which the sources don't hide it.
 test-python: python-venv

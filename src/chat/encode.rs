@@ -2,7 +2,8 @@
 //!
 //! Comes in: text, and where literals of control tokens were broken because people wrote them. Goes out: `(id, end byte)`s. Holds: a control token that the
 //! template wrote is its id, one that stands in what somebody said is ordinary text; the ids of a text without such are those of the reference with special
-//! tokens parsed. Offsets follow from the tokens' own byte lengths, which have to add up to the text.
+//! tokens parsed. Offsets follow from the tokens' own byte lengths where those add up to the text; else they are the reference's, verified by
+//! decoding.
 //!
 //! The text is cut at control tokens, and each part between is encoded alone, as the reference does it. Does not know: messages, spans.
 
@@ -26,12 +27,6 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(tokenizer: &Tokenizer) -> Result<Control> {
-        if let Some(why) = tokenizer.refuses_parts() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                format!("conversations can't be encoded with this tokenizer: {why}"),
-            ));
-        }
         let tokens: Vec<ControlToken> =
             tokenizer.control_tokens().iter().filter(|token| !token.literal.is_empty()).cloned().collect();
         let finder = match tokens.is_empty() {
@@ -133,14 +128,16 @@ fn ordinary(
         return Ok(());
     }
     ids.clear();
-    tokenizer.encode_into(text, ids)?;
+    tokenizer.encode_part_into(text, start == 0, ids)?;
     let first = placed.len();
-    let mut size = 0;
+    let (mut size, mut same) = (0, true);
     for &id in ids.iter() {
-        size += tokenizer.token_size(id);
+        let token = tokenizer.token(id);
+        same = same && text.as_bytes().get(size..).is_some_and(|rest| rest.starts_with(token));
+        size += token.len();
         placed.push((id, (start + size) as u32));
     }
-    if size == text.len() {
+    if same && size == text.len() {
         return Ok(());
     }
     // Added tokens that stand for spaces are written with the mark that the definition replaces spaces by.
@@ -166,17 +163,41 @@ fn ordinary(
         return Ok(());
     }
     let end = start + text.len();
-    if let Some(edge) = edges.iter().find(|edge| **edge > start && **edge < end) {
-        let detail = format!(
-            "the tokens' bytes don't add up to the text (found {size}, expected {}), so it isn't known which of them are trained \
-             around byte {edge} of the rendered conversation",
-            text.len()
-        );
-        return Err(Error::new(ErrorKind::BadRecord, detail));
+    let inside = |range: &std::ops::Range<usize>| {
+        edges.iter().find(|edge| **edge > start + range.start && **edge < start + range.end)
+    };
+    if inside(&(0..text.len())).is_none() {
+        // All of it is on one side of every edge, so where a token ends inside doesn't matter.
+        for (index, (_, at)) in placed[first..].iter_mut().enumerate() {
+            *at = (start + index + 1).min(end) as u32;
+        }
+        if let Some((_, at)) = placed.last_mut() {
+            *at = end as u32;
+        }
+        return Ok(());
     }
-    // All of it is on one side of every edge, so where a token ends inside doesn't matter.
-    for (index, (_, at)) in placed[first..].iter_mut().enumerate() {
-        *at = (start + index + 1).min(end) as u32;
+    let unproved = |edge: usize, why: &str| {
+        let detail =
+            format!("which tokens are trained around byte {edge} of the rendered conversation can't be proved: {why}");
+        Error::new(ErrorKind::BadRecord, detail)
+    };
+    let groups = tokenizer.part_groups(text, start == 0)?;
+    let Some(groups) =
+        groups.filter(|groups| groups.iter().flat_map(|group| &group.tokens).map(|t| t.0).eq(ids.iter().copied()))
+    else {
+        let edge = inside(&(0..text.len())).copied().unwrap_or_default();
+        return Err(unproved(edge, "the reference's offsets aren't those of the text that its tokens decode to"));
+    };
+    let mut ends = placed[first..].iter_mut();
+    for group in &groups {
+        if group.tokens.len() > 1
+            && let Some(edge) = inside(&group.range)
+        {
+            return Err(unproved(*edge, "the tokenizer changes the text on both sides together"));
+        }
+        for (token, (_, at)) in group.tokens.iter().zip(&mut ends) {
+            *at = (start + token.1) as u32;
+        }
     }
     if let Some((_, at)) = placed.last_mut() {
         *at = end as u32;

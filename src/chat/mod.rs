@@ -3,7 +3,7 @@
 //! ```text
 //! rows.rs       a record -> messages                          {"messages": [...]}, ShareGPT, Alpaca, prompt/completion, text
 //! template.rs   messages -> text, as transformers renders it  "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
-//! spans.rs      which characters are trained                                                                 ho<|im_end|>\n
+//! spans.rs      which characters are trained, and marks.rs                                                               ho<|im_end|>\n
 //! encode.rs     text -> ids, control tokens of the template parsed, those in what people said kept text
 //! ```
 //!
@@ -12,6 +12,7 @@
 
 mod clock;
 mod encode;
+mod marks;
 mod python;
 mod rows;
 mod spans;
@@ -169,6 +170,8 @@ pub struct Chat {
     bos: Option<u32>,
     /// `bos_token`, `eos_token` and the like, and `template_kwargs`.
     variables: Vec<(String, minijinja::Value)>,
+    /// The generation prompt that the template writes whatever it is told; mostly none.
+    standing_prompt: String,
     said: OnceLock<()>,
 }
 
@@ -326,7 +329,18 @@ impl Chat {
             variables.push((name.clone(), template::value(value)));
         }
         let control = Control::new(tokenizer)?;
-        Ok(Chat { bos: tokenizer.bos(), options, template, text_template, control, variables, said: OnceLock::new() })
+        let mut chat = Chat {
+            bos: tokenizer.bos(),
+            options,
+            template,
+            text_template,
+            control,
+            variables,
+            standing_prompt: String::new(),
+            said: OnceLock::new(),
+        };
+        chat.standing_prompt = spans::standing_prompt(&chat);
+        Ok(chat)
     }
 
     /// The options it was made of.
@@ -347,10 +361,16 @@ impl Chat {
             vec![message("user", "a1"), message("assistant", "b2"), message("user", "c3"), message("assistant", "d4")];
         let mut with_system = vec![message("system", "s0")];
         with_system.extend(plain.clone());
+        if !self.standing_prompt.is_empty() {
+            findings.push(format!(
+                "it ends every text with a generation prompt, asked for or not, which isn't trained: {:?}",
+                self.standing_prompt
+            ));
+        }
         findings.push(match self.template.has_generation() {
             true => "the template marks what the assistant says ({% generation %})".into(),
             false => {
-                "the template has no {% generation %}: spans come from literal prefixes, else from sentinels".into()
+                "the template has no {% generation %}: spans come from literal prefixes, else from marks around what is said".into()
             }
         });
         let mut ids: Vec<Vec<u32>> = Vec::new();
@@ -501,6 +521,11 @@ impl Chat {
             row.untrained.retain(|range| !range.is_empty());
         }
         Ok(row)
+    }
+
+    /// Where the last message ends in the whole text.
+    fn end(&self, whole: &str) -> usize {
+        whole.strip_suffix(&*self.standing_prompt).map_or(whole.len(), str::len)
     }
 
     /// The text of a conversation.

@@ -27,7 +27,7 @@ pub struct PackingOptions {
     pub tail: Tail,
     /// Documents that are packed together, at most, with `best_fit` and `greedy`: more means less padding, and a longer replay at a resume.
     pub window: u32,
-    /// Tokens that are packed together, about at most, with `best_fit` and `greedy`; 0 = 128 blocks.
+    /// Tokens that are packed together, about at most, with `best_fit` and `greedy`; 0 = 256 blocks.
     pub window_tokens: u64,
     /// What happens to documents longer than a block, with `best_fit` and `greedy`.
     pub overflow: Overflow,
@@ -49,7 +49,7 @@ impl PackingOptions {
     /// Tokens that are packed together, about at most.
     pub fn window_tokens(&self, block_size: u32) -> u64 {
         match self.window_tokens {
-            0 => 128 * u64::from(block_size),
+            0 => 256 * u64::from(block_size),
             tokens => tokens,
         }
     }

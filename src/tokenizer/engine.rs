@@ -8,11 +8,13 @@
 //! Why a probe at load and not a list of known files: the list would be of yesterday's files. Why not trust the probe alone:
 //! it can't show what is random, or needs a text made for the file at hand; such features go to the reference unasked.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tokenizers::Normalizer as _;
 use tokenizers::models::bpe::BPE;
 
 use super::definition::{self, Definition, merge_parts};
@@ -130,6 +132,25 @@ fn bpe(model: &Value) -> Result<BPE, String> {
 }
 
 impl Encoder for Reference {
+    fn ranges(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
+        let encoding = guarded("tokenizers", || {
+            self.0.encode(text, false).map_err(|error| failed(format!("tokenizers can't encode: {error}")))
+        })?;
+        let ranges = encoding.get_offsets().iter().map(|&(start, end)| start..end);
+        Ok(encoding.get_ids().iter().copied().zip(ranges).collect())
+    }
+
+    fn normalized(&self, text: &str) -> Result<String> {
+        let Some(normalizer) = self.0.get_normalizer() else { return Ok(text.to_owned()) };
+        let mut normalized = tokenizers::NormalizedString::from(text);
+        guarded("tokenizers", || {
+            normalizer
+                .normalize(&mut normalized)
+                .map_err(|error| failed(format!("tokenizers can't normalize: {error}")))
+        })?;
+        Ok(normalized.get().to_owned())
+    }
+
     fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let encoding = guarded("tokenizers", || {
             self.0.encode_fast(text, false).map_err(|error| failed(format!("tokenizers can't encode: {error}")))
@@ -149,8 +170,8 @@ struct Fast {
     policy: fastokens::AddedTokenPolicy,
     /// Texts that one of these holds for are encoded by the reference.
     exceptions: Vec<&'static Exception>,
-    /// The definition, compressed, from which the reference is loaded when the first such text comes: most runs see none, and
-    /// a loaded reference takes 100 MB.
+    /// The definition, compressed, from which the reference is loaded when the first such text comes, or one of which it is asked where tokens are: most
+    /// runs see none, and a loaded reference takes 100 MB.
     packed: Vec<u8>,
     special_tokens: SpecialTokens,
     reference: OnceLock<Result<Reference>>,
@@ -192,10 +213,10 @@ impl Fast {
     /// The reference, loaded at the first call.
     fn reference(&self) -> Result<&Reference> {
         let load = || {
-            let unpacked = zstd::decode_all(&self.packed[..]).expect("it was compressed by this process");
-            let json = definition::parse(&unpacked).expect("it was written by this process");
-            drop(unpacked);
-            tracing::info!("the reference is loaded for a document that the fast engine would read differently");
+            let json = unpack(&self.packed);
+            tracing::info!(
+                "the reference is loaded for a document that the fast engine would read differently, or can't place the tokens of"
+            );
             Reference::build(&json, self.special_tokens).map(Reference)
         };
         self.reference.get_or_init(load).as_ref().map_err(Clone::clone)
@@ -228,6 +249,14 @@ fn fill_unused_ids(definition: &mut Definition) -> Result<()> {
 const UNUSED_IDS_MAX: usize = 65_536;
 
 impl Encoder for Fast {
+    fn ranges(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
+        self.reference()?.ranges(text)
+    }
+
+    fn normalized(&self, text: &str) -> Result<String> {
+        self.reference()?.normalized(text)
+    }
+
     fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         if self.exceptions.iter().any(|exception| (exception.holds)(text)) {
             return self.reference()?.encode_into(text, ids);
@@ -250,6 +279,14 @@ impl Encoder for Fast {
 pub(super) struct Bytes;
 
 impl Encoder for Bytes {
+    fn ranges(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
+        Ok(text.bytes().map(u32::from).zip((0..).map(|at| at..at + 1)).collect())
+    }
+
+    fn normalized(&self, text: &str) -> Result<String> {
+        Ok(text.to_owned())
+    }
+
     fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         ids.extend(text.bytes().map(u32::from));
         Ok(())
@@ -334,14 +371,18 @@ fn fast(special_tokens: SpecialTokens, reference: &Reference, definition: Defini
             expected.get(at).map_or("none".into(), u32::to_string),
         )));
     }
-    if !fast.exceptions.is_empty() {
-        fast.packed = packed;
-    }
+    fast.packed = packed;
     Ok(fast)
 }
 
+/// The JSON that [`pack`] compressed.
+pub(super) fn unpack(packed: &[u8]) -> Value {
+    let unpacked = zstd::decode_all(packed).expect("it was compressed by this process");
+    definition::parse(&unpacked).expect("it was written by this process")
+}
+
 /// The JSON, compressed.
-fn pack(json: &Value) -> Result<Vec<u8>> {
+pub(super) fn pack(json: &Value) -> Result<Vec<u8>> {
     let failed =
         |error: std::io::Error| Error::new(ErrorKind::Internal, "a tokenizer can't be compressed").because(error);
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).map_err(failed)?;

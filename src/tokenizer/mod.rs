@@ -19,17 +19,22 @@ mod builtin;
 mod definition;
 mod engine;
 mod files;
+mod place;
 mod probe;
 mod sentencepiece;
 mod tekken;
 mod tiktoken;
 mod vocabulary;
 
+use std::ops::Range;
+use std::sync::OnceLock;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use definition::{Definition, Roles};
+pub use place::Group;
 use vocabulary::Vocabulary;
 
 /// Which tokenizer, and how documents become ids.
@@ -118,6 +123,16 @@ pub trait Encoder: Send + Sync {
 
     /// The engine's name: `"fastokens"`, `"tokenizers"` or `"bytes"`.
     fn engine(&self) -> &'static str;
+    /// The ids of `text`, each with the range of bytes that the reference says it comes from.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode_into`].
+    fn ranges(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>>;
+    /// `text` as it is before it is cut into tokens.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode_into`].
+    fn normalized(&self, text: &str) -> Result<String>;
 }
 
 /// A loaded tokenizer. It is shared between threads by reference.
@@ -133,7 +148,30 @@ pub struct Tokenizer {
     append_eos: bool,
     prepend_bos: bool,
     control: Vec<ControlToken>,
-    refuses_parts: Option<&'static str>,
+    unknown: Option<u32>,
+    /// What encodes a part of a text that isn't its first, where that differs.
+    inside: Option<Inside>,
+}
+
+/// The definition, compressed, without the space that it puts before a text; and its encoder, loaded when it is first wanted: only
+/// conversations do.
+struct Inside {
+    packed: Vec<u8>,
+    choice: EngineChoice,
+    special_tokens: SpecialTokens,
+    encoder: OnceLock<Result<Box<dyn Encoder>>>,
+}
+
+impl Inside {
+    fn encoder(&self) -> Result<&dyn Encoder> {
+        let load = || {
+            let json = engine::unpack(&self.packed);
+            let mut definition = Definition { json, roles: Default::default() };
+            let reference = engine::Reference::load(&mut definition, self.special_tokens)?;
+            engine::choose(self.choice, self.special_tokens, reference, definition).map(|(encoder, _)| encoder)
+        };
+        self.encoder.get_or_init(load).as_deref().map_err(Clone::clone)
+    }
 }
 
 /// A special token as a template writes it.
@@ -165,19 +203,33 @@ fn control_tokens(definition: &Definition) -> Vec<ControlToken> {
         .collect()
 }
 
-/// Why parts of a text can't be encoded one by one, if they can't.
-fn refuses_parts(definition: &Definition) -> Option<&'static str> {
-    fn first(value: &serde_json::Value) -> bool {
+/// The definition for parts of a text that aren't its first, where one step puts a space before the first alone
+/// (`prepend_scheme = "first"`).
+fn inside(definition: &Definition) -> Option<serde_json::Value> {
+    fn never(value: &mut serde_json::Value) -> bool {
         match value {
             serde_json::Value::Object(fields) => {
-                fields.get("prepend_scheme").is_some_and(|scheme| scheme == "first") || fields.values().any(first)
+                let first = fields.get_mut("prepend_scheme").filter(|scheme| *scheme == "first");
+                let found = first.map(|scheme| *scheme = "never".into()).is_some();
+                fields.values_mut().fold(found, |found, field| never(field) || found)
             }
-            serde_json::Value::Array(items) => items.iter().any(first),
+            serde_json::Value::Array(items) => items.iter_mut().fold(false, |found, item| never(item) || found),
             _ => false,
         }
     }
-    first(&definition.json["pre_tokenizer"])
-        .then_some("it puts a space before the first part of a text only (prepend_scheme = \"first\")")
+    let mut pre_tokenizer = definition.json["pre_tokenizer"].clone();
+    never(&mut pre_tokenizer).then(|| {
+        let mut json = definition.json.clone();
+        json["pre_tokenizer"] = pre_tokenizer;
+        json
+    })
+}
+
+/// The id of the token for what isn't in the vocabulary.
+fn unknown(definition: &Definition, vocabulary: &Vocabulary) -> Option<u32> {
+    let model = &definition.json["model"];
+    let by_name = || vocabulary.id(model["unk_token"].as_str()?);
+    model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok()).or_else(by_name)
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -218,7 +270,12 @@ impl Tokenizer {
         let vocabulary = Vocabulary::new(&definition)?;
         let roles = roles(options, &definition, &vocabulary)?;
         let hash = hash(options, definition.digest(), roles);
-        let (control, refuses_parts) = (control_tokens(&definition), refuses_parts(&definition));
+        let (control, unknown) = (control_tokens(&definition), unknown(&definition, &vocabulary));
+        let pack_inside = |json| {
+            let (choice, special_tokens) = (options.engine, options.special_tokens);
+            engine::pack(&json).map(|packed| Inside { packed, choice, special_tokens, encoder: OnceLock::new() })
+        };
+        let inside = inside(&definition).map(pack_inside).transpose()?;
         let (encoder, reason) = engine::choose(options.engine, options.special_tokens, reference, definition)
             .map_err(|error| named(error, &options.path))?;
         tracing::info!(tokenizer = options.path, engine = encoder.engine(), reason, "tokenizer loaded");
@@ -234,7 +291,8 @@ impl Tokenizer {
             append_eos: options.append_eos,
             prepend_bos: options.prepend_bos,
             control,
-            refuses_parts,
+            unknown,
+            inside,
         })
     }
 
@@ -267,7 +325,8 @@ impl Tokenizer {
             control: [("<eos>", 256), ("<bos>", 257), ("<pad>", 258)]
                 .map(|(literal, id)| ControlToken { literal: literal.into(), id, lstrip: false, rstrip: false })
                 .into(),
-            refuses_parts: None,
+            unknown: None,
+            inside: None,
         })
     }
 
@@ -303,9 +362,31 @@ impl Tokenizer {
         &self.control
     }
 
-    /// Why a text can't be cut at its special tokens and encoded part by part, if it can't.
-    pub fn refuses_parts(&self) -> Option<&'static str> {
-        self.refuses_parts
+    /// Appends the ids of a part of a text that was cut at its special tokens; `first` says that the text begins with it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_into`].
+    pub fn encode_part_into(&self, part: &str, first: bool, ids: &mut Vec<u32>) -> Result<()> {
+        self.part_encoder(first)?.encode_into(part, ids)
+    }
+
+    /// Where the tokens of such a part are in it, in groups that decoding verifies; `None` where it can't.
+    ///
+    /// Cost: some ten times that of encoding, and at the first call loading the reference.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_into`].
+    pub fn part_groups(&self, part: &str, first: bool) -> Result<Option<Vec<Group>>> {
+        let encoder = self.part_encoder(first)?;
+        let ranges = encoder.ranges(part)?;
+        Ok(place::groups(part, &ranges, &self.vocabulary, self.unknown, &|part| encoder.normalized(part).ok()))
+    }
+
+    fn part_encoder(&self, first: bool) -> Result<&dyn Encoder> {
+        match &self.inside {
+            Some(inside) if !first => inside.encoder(),
+            _ => Ok(&*self.encoder),
+        }
     }
 
     /// The EOS that follows each document, if one does.
@@ -321,6 +402,11 @@ impl Tokenizer {
     /// Number of bytes one token stands for; 0 for an id without a token.
     pub fn token_size(&self, id: u32) -> usize {
         self.vocabulary.bytes(id).map_or(0, <[u8]>::len)
+    }
+
+    /// The bytes one token stands for; none for an id without a token.
+    pub fn token(&self, id: u32) -> &[u8] {
+        self.vocabulary.bytes(id).unwrap_or_default()
     }
 
     /// The engine that encodes: `"fastokens"`, `"tokenizers"` or `"bytes"`.

@@ -71,6 +71,84 @@ fn turns() -> Json {
     ]})
 }
 
+/// What a template asks for or writes beside messages: tool calls, and the generation prompt where nobody asked for it.
+#[test]
+fn spans_between_headers() {
+    // Earlier turns are written otherwise, so only headers show where the calls of a tool are.
+    let calling = "{% for m in messages %}{{ '<bos>' + m.role + ':' }}{% if m.role == 'assistant' and not loop.last %}{{ '(old)' }}{% endif %}\
+                   {{ m.content }}{% for call in m.tool_calls or [] %}{{ '{' + call + '}' }}{% endfor %}{{ '<eos>' }}{% endfor %}\
+                   {% if add_generation_prompt %}{{ '<bos>assistant:' }}{% endif %}";
+    let record = json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": ["CALL"]}, {"role": "tool", "content": "\n"},
+        {"role": "assistant", "content": "B<bos>"}
+    ]});
+    let expected = ["$user:a$$assistant:{(old){CALL}$}$tool:\n$$assistant:{B<bos>$}"];
+    check(calling, ChatOptions::default(), record.clone(), Some(Method::Headers), &expected);
+    // A template with a header more is no longer understood.
+    let twice = calling.replace("'{' + call", "'<bos>{' + call");
+    let error = rows(&twice, ChatOptions::default(), record).expect_err("two headers in one message");
+    assert!(error.detail().contains("found 3 headers from message 1 on, expected 2"), "{error}");
+
+    let standing = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<eos>' }}{% endfor %}{{ '[assistant]' }}";
+    let expected = ["[system]s$[user]a$[assistant]{B$}[user]ü\n c$[assistant]{ D😀 $}[assistant]"];
+    check(standing, ChatOptions::default(), turns(), Some(Method::Prefixes), &expected);
+}
+
+/// The control token behind the content is trained where it is shown to end turns; never where it may begin the next header.
+#[test]
+fn ends_of_turns_are_shown() {
+    let short = || json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "B"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "D"}
+    ]});
+    // Turns have no end of their own: `<bos>` is the header of what users say.
+    let endless = "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' }}{% elif not loop.last %}{{ '(old)' }}{% endif %}{{ m.content }}{% endfor %}";
+    check(endless, ChatOptions::default(), short(), Some(Method::Sentinels), &["$a(old){B}$c{D}"]);
+    // The last turn ends otherwise, and the token before is known by the header that follows it.
+    let other = "{% for m in messages %}{{ '<bos>' + m.role + ':' + m.content }}{{ '<pad>' if loop.last else '<eos>' }}{% endfor %}\
+                 {% if add_generation_prompt %}{{ '<bos>assistant:' }}{% endif %}";
+    let tokenizer = tokenizer();
+    let source = TemplateSource { source: other.into(), tokens: Default::default() };
+    let chat = Chat::new(ChatOptions::default(), &source, &tokenizer, Clock::from_unix(0)).expect("it compiles");
+    let rows = chat.encode(&tokenizer, short().as_object().expect("an object")).expect("a sound record");
+    assert_eq!(shown(&rows[0]), "$user:a$$assistant:{B$}$user:c$$assistant:{D$}");
+}
+
+/// The built-in template: tools and their calls are written, what it has no place for is refused.
+#[test]
+fn chatml_writes_tools() {
+    let options = || ChatOptions { template: "chatml".into(), ..ChatOptions::default() };
+    let source = options().find_template(std::path::Path::new(""), "bytes").expect("a built-in").source;
+    let mut record = json!({
+        "tools": [{"type": "function", "function": {"name": "w", "parameters": {}}}],
+        "messages": [
+            {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "I look.", "tool_calls": [
+                {"type": "function", "function": {"name": "w", "arguments": {"c": "é", "n": 1}}}, {"name": "w", "arguments": "{\"c\": 2}"}
+            ]},
+            {"role": "tool", "content": "sun"}, {"role": "assistant", "content": "Sunny."}
+        ]
+    });
+    let system = "<|im_start|>system\ns\n\nThese tools can be called, each described by a line of JSON:\n<tools>\n\
+                  {\"type\": \"function\", \"function\": {\"name\": \"w\", \"parameters\": {}}}\n</tools>\nA call is written as\n<tool_call>\n\
+                  {\"name\": \"...\", \"arguments\": {...}}\n</tool_call><|im_end|>\n";
+    let text = format!(
+        "{system}<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n{{I look.\n<tool_call>\n\
+         {{\"name\": \"w\", \"arguments\": {{\"c\": \"é\", \"n\": 1}}}}\n</tool_call>\n<tool_call>\n{{\"name\": \"w\", \"arguments\": {{\"c\": 2}}}}\n\
+         </tool_call><|im_end|>\n}}<|im_start|>tool\n<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>assistant\n{{Sunny.<|im_end|>\n}}"
+    );
+    check(&source, options(), record.clone(), Some(Method::Prefixes), &[&text]);
+    let refused = |record: Json, expected: &str| {
+        let error = rows(&source, options(), record).expect_err(expected);
+        assert!(error.kind() == ErrorKind::BadRecord && error.detail().contains(expected), "{error}");
+    };
+    refused(json!({"documents": [{"text": "x"}], "messages": record["messages"]}), "no place for documents");
+    record["messages"][1]["content"][1] = json!({"type": "image"});
+    refused(record.clone(), "a part of a message without text");
+    record["messages"][1]["content"] = "a".into();
+    record["messages"][4]["reasoning_content"] = "hm".into();
+    refused(record, "no place for a message's \"reasoning_content\"");
+}
+
 fn train(train_on: tokenmill::chat::TrainOn) -> ChatOptions {
     ChatOptions { train_on, ..ChatOptions::default() }
 }
@@ -142,6 +220,191 @@ fn never_a_guess() {
     fails(STABLE, json!({"other": []}), "found the fields [\"other\"]");
 }
 
+/// A tokenizer that changes text: tokens are placed by the reference, and its ids are those of the whole text.
+#[test]
+fn tokenizers_that_change_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let letters: Vec<char> = "abcdefghijklmnopqrstuvwxyzABCDE: ▁".chars().collect();
+    let special = |id: usize, content: &str| json!({
+        "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
+    });
+    let added = |first: usize| json!([special(first, "<s>"), special(first + 1, "</s>")]);
+    // Letters are composed, then written as bytes.
+    let bytes: serde_json::Map<String, Json> = (0..256u32)
+        .map(|byte| {
+            let plain = |b: u32| (33..127).contains(&b) || (161..173).contains(&b) || (174..256).contains(&b);
+            let rank = (0..byte).filter(|b| !plain(*b)).count() as u32;
+            let letter = if plain(byte) { byte } else { 256 + rank };
+            (char::from_u32(letter).expect("a letter").to_string(), byte.into())
+        })
+        .collect();
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let composing = json!({
+        "version": "1.0", "added_tokens": added(256), "normalizer": {"type": "NFC"}, "pre_tokenizer": level, "post_processor": null, "decoder": level,
+        "model": {"type": "BPE", "vocab": bytes, "merges": []}
+    });
+    // Letters with their likeliness; a space before the first part of a text, and no other.
+    let mut vocab = vec![json!(["<unk>", 0.0])];
+    vocab.extend(letters.iter().map(|letter| json!([letter.to_string(), -3.0])));
+    vocab.extend([json!(["ab", -4.0]), json!(["▁a", -4.0])]);
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true});
+    let prefixing = json!({
+        "version": "1.0", "added_tokens": added(vocab.len()), "normalizer": {"type": "Lowercase"}, "pre_tokenizer": metaspace, "post_processor": null,
+        "decoder": metaspace, "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}
+    });
+    for (name, definition) in [("composing", composing), ("prefixing", prefixing)] {
+        let path = folder.path().join(format!("{name}.json"));
+        std::fs::write(&path, definition.to_string()).expect("a file");
+        let path = path.to_str().expect("UTF-8");
+        let options = TokenizerOptions { path: path.into(), append_eos: false, ..TokenizerOptions::default() };
+        let ours = Tokenizer::load(&options).expect("it loads");
+        let theirs = tokenizers::Tokenizer::from_file(path).expect("it loads");
+        for (template, exact) in [
+            ("{% for m in messages %}{{ '<s>' + m.role + ': ' + m.content + '</s>' }}{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}", true),
+            ("{% for m in messages %}{{ m.role + ': ' + m.content + '</s>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}", true),
+            // What is said is joined with what stands before it.
+            ("{% for m in messages %}{{ '<s>' + m.role + 'e' + m.content + '</s>' }}{% endfor %}{% if add_generation_prompt %}{{ '<s>assistante' }}{% endif %}", name != "composing"),
+        ] {
+            let source = TemplateSource { source: template.into(), tokens: Default::default() };
+            let chat = Chat::new(ChatOptions::default(), &source, &ours, Clock::from_unix(0)).expect("it compiles");
+            let said = if exact && name == "composing" { "A\u{30a} e\u{301}ab Å" } else { "\u{301}ABa z" };
+            let record = json!({"messages": [{"role": "user", "content": "e\u{301}a  b"}, {"role": "assistant", "content": said}]});
+            let record = record.as_object().expect("an object");
+            let rows = chat.encode(&ours, record);
+            if !exact {
+                let error = rows.expect_err("nobody knows whose the letter is");
+                assert!(error.kind() == ErrorKind::BadRecord && error.detail().contains("changes the text on both sides"), "{error}");
+                continue;
+            }
+            let row = rows.expect("a sound record").remove(0);
+            let text = chat.render_record(record, false).expect("it renders");
+            assert_eq!(row.ids, theirs.encode(&*text, false).expect("it encodes").get_ids(), "{name}");
+            let mut trained = row.ids.clone();
+            row.untrained.iter().rev().for_each(|range| drop(trained.drain(range.start as usize..range.end as usize)));
+            let expected = if name == "composing" { "Å éab Å</s>" } else { "<unk>aba z</s>" };
+            assert_eq!(ours.decode(&trained), expected, "{name}, {template}");
+        }
+    }
+}
+
+/// Messages as a column of lists of structs, as most data sets have them; one row a record.
+fn parquet_of(conversations: &[Vec<(&str, Option<&str>)>], rows: usize) -> Vec<u8> {
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    let schema = "message m { required binary id (STRING); optional group messages (LIST) { repeated group list { optional group element {
+                  optional binary role (STRING); optional binary content (STRING); optional binary name (STRING); } } } }";
+    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).expect("the schema is right"));
+    let mut bytes = Vec::new();
+    let mut writer = parquet::file::writer::SerializedFileWriter::new(&mut bytes, schema, Default::default()).expect("parquet");
+    for part in conversations.chunks(rows) {
+        let mut group = writer.next_row_group().expect("parquet");
+        let mut write = |values: Vec<ByteArray>, levels: Option<(Vec<i16>, Vec<i16>)>| {
+            let mut column = group.next_column().expect("parquet").expect("a column");
+            let (defined, repeated) = levels.map_or((None, None), |(defined, repeated)| (Some(defined), Some(repeated)));
+            column.typed::<ByteArrayType>().write_batch(&values, defined.as_deref(), repeated.as_deref()).expect("parquet");
+            column.close().expect("parquet");
+        };
+        write(part.iter().map(|_| ByteArray::from("[1]")).collect(), None);
+        let of = |field: &dyn Fn(&(&str, Option<&str>)) -> Option<String>| {
+            let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
+            for (index, message) in part.iter().flat_map(|messages| messages.iter().enumerate()) {
+                let value = field(message);
+                defined.push(if value.is_some() { 4 } else { 3 });
+                repeated.push(i16::from(index > 0));
+                values.extend(value.map(|value| ByteArray::from(value.as_str())));
+            }
+            (values, Some((defined, repeated)))
+        };
+        for (values, levels) in [
+            of(&|message| Some(message.0.to_owned())),
+            of(&|message| message.1.map(str::to_owned)),
+            of(&|_| None),
+        ] {
+            write(values, levels);
+        }
+        group.close().expect("parquet");
+    }
+    writer.close().expect("parquet");
+    bytes
+}
+
+/// Parquet gives the blocks that JSON lines give, over several lanes, from every batch on; strings that hold JSON stay strings; a field that
+/// no message has isn't there, and content that is null is.
+#[test]
+fn parquet_of_lists() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = "{% for m in messages %}{{ '[' + m.role + ']' }}{{ m.content if m.content is not none else '-' }}{{ m.name }}{{ '<eos>' }}{% endfor %}\
+                    {% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}";
+    std::fs::write(folder.path().join("t.jinja"), template).expect("a template");
+    let said: Vec<(String, String)> = (0..90u64)
+        .map(|row| (format!("q{row} {}", "x".repeat(random(4, row, 30) as usize)), format!("A{row}")))
+        .collect();
+    let conversations: Vec<Vec<(&str, Option<&str>)>> = said
+        .iter()
+        .enumerate()
+        .map(|(row, (question, answer))| {
+            let system = ("system", if row % 7 == 0 { None } else { Some("{\"json\": 1}") });
+            let turns = [("user", Some(question.as_str())), ("assistant", Some(answer.as_str()))];
+            std::iter::once(system).filter(|_| row % 2 == 0).chain(turns).collect()
+        })
+        .collect();
+    std::fs::write(folder.path().join("c.parquet"), parquet_of(&conversations, 8)).expect("a shard");
+    let mut lines = String::new();
+    for messages in &conversations {
+        let messages: Vec<Json> = messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+        writeln!(lines, "{}", json!({"messages": messages})).expect("a String takes all");
+    }
+    std::fs::write(folder.path().join("c.jsonl"), lines).expect("a shard");
+    let plan = |shard: &str, lanes: u32, shuffle: &str, chat: &str| {
+        let text = format!(
+            "seed = 3\nlanes = {lanes}\nblock_size = 96\nbatch_size = 1\n[tokenizer]\npath = \"bytes\"\nappend_eos = false\n[shuffle]\n{shuffle}\n\
+             [packing]\nwindow = 8\nstrategy = \"best_fit\"\n[[source]]\nname = \"chat\"\npaths = [\"{shard}\"]\nmax_epochs = 2\n[source.chat]\n{chat}\n"
+        );
+        Arc::new(Plan::new(&Config::parse(&text, folder.path().into(), &[]).expect("a config")).expect("a plan"))
+    };
+    let template = "template = \"t.jinja\"";
+    let of = |plan: &Arc<Plan>| {
+        let blocks = blocks(&take_all(&mut start(plan, SERIAL, None).expect("a fresh run")));
+        blocks.into_iter().map(|block| (block.labels(), block.input_ids)).collect::<Vec<_>>()
+    };
+    let expected = of(&plan("c.jsonl", 1, "enabled = false", template));
+    assert_eq!(of(&plan("c.parquet", 1, "enabled = false", template)), expected);
+    assert!(expected.len() > 40, "{}", expected.len());
+    // `text_template` sees all columns.
+    let text = plan("c.parquet", 1, "enabled = false", "text_template = \"{{ id + messages[-1].content }}|\"");
+    let first: Vec<u8> = of(&text)[0].1.iter().take(5).map(|id| *id as u8).collect();
+    assert_eq!(first, b"[1]A0");
+
+    let plan = plan("c.parquet", 2, "span = 600\nwindow = 300", template);
+    let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
+    let mut states = vec![stored(&whole.checkpoint())];
+    let mut batches = Vec::new();
+    while let Some(batch) = whole.next_batch().expect("sound records") {
+        batches.push(batch);
+        states.push(stored(&whole.checkpoint()));
+    }
+    assert_eq!(whole.stats()[0].totals.documents, 180);
+    for (step, state) in states.iter().enumerate() {
+        let how = How { threads: (step % 3) as u32, ..SERIAL };
+        let mut resumed = start(&plan, how, Some(state)).expect("the state fits");
+        assert_eq!(take(&mut resumed, 2), batches[step..batches.len().min(step + 2)], "from step {step}");
+    }
+}
+
+/// What can't hold together is refused when the config is read.
+#[test]
+fn options_that_would_do_nothing() {
+    let fails = |packing: &str, chat: &str, expected: &str| {
+        let text = format!(
+            "[packing]\nstrategy = \"{packing}\"\n[[source]]\nname = \"c\"\npaths = [\"c.jsonl\"]\n[source.chat]\ntemplate = \"chatml\"\n{chat}\n"
+        );
+        let error = Config::parse(&text, "".into(), &[]).and_then(|config| Plan::new(&config).map(drop)).expect_err(expected);
+        assert!(error.kind() == ErrorKind::Config && error.detail().contains(expected), "{error}");
+    };
+    fails("concat", "overflow = \"truncate\"", "chat.overflow with packing.strategy \"concat\"");
+    fails("concat", "expand_turns = true", "chat.expand_turns with packing.strategy \"concat\"");
+    fails("best_fit", "now = \"tomorrow\"", "chat.now is \"tomorrow\"");
+}
+
 /// The config of a source of conversations; rows are numbered.
 fn corpus(folder: &std::path::Path, packing: &str, chat: &str) -> Arc<Plan> {
     let mut lines = String::new();
@@ -208,6 +471,16 @@ fn labels_and_resume() {
                 batches[step..batches.len().min(step + 3)],
                 "{packing}, from step {step}"
             );
+            // Two ranks, a block each in turn.
+            for rank in 0..2 {
+                let how = How { rank, world_size: 2, ..SERIAL };
+                let found = blocks(&take(&mut start(&plan, how, Some(state)).expect("the state fits"), 2));
+                let rest = blocks(&batches[step..]).into_iter().filter(|block| block.lane % 2 == rank);
+                assert_eq!(found, rest.take(found.len()).collect::<Vec<_>>(), "{packing}, from step {step}, rank {rank}");
+                assert!(found.len() == 4 || states.len() - step < 6, "{packing}, from step {step}");
+            }
+            let size = serde_json::to_vec(state).expect("a state is JSON").len();
+            assert!(size < 2 * 1024 + 2048, "two lanes of one source, and the header, take {size} bytes");
         }
     }
 }

