@@ -4,6 +4,7 @@
 //! reader.rs    a lane's windows of one source, shuffled           \
 //! streams.rs   shards that can't be seeked, decoded once           > serial.rs, or ahead on threads: parallel.rs
 //! encode       parse, tokenize -> EncodedDocuments                /
+//! lane.rs      a lane: its packers and counts; resume.rs: from where a checkpoint says
 //! mod.rs       mixture: which source -> packing -> lane by lane in the global order -> batches, state
 //! even.rs      where a finite run ends, so that all ranks give the same number of batches
 //! locate.rs    the documents of one block, by replaying its lane alone
@@ -15,38 +16,38 @@
 
 mod buffers;
 mod even;
+mod lane;
 mod locate;
 mod memory;
 mod parallel;
 mod reader;
+mod resume;
 mod serial;
 mod streams;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::block::{Batch, Block};
 use crate::chat::Clock;
-use crate::config::Stop;
 use crate::document::EncodedDocuments;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mixture::{StageCounts, next_source};
-use crate::packing::{Cursor, Filled, Packer, Tail, Totals};
-use crate::plan::{Plan, PlannedSource};
+use crate::packing::{Filled, Tail, Totals};
+use crate::plan::Plan;
 use crate::shard::Start;
-use crate::state::{
-    Checkpoint, Fingerprint, LaneState, MIXTURE_STAGES_MAX, MixtureStage, Passed, ShardStage, SourceState, VERSION,
-    is_prefix, lane_list, shard_stages,
-};
+use crate::state::{Checkpoint, Fingerprint, LaneState, MixtureStage, Passed, ShardStage, SourceState, VERSION};
 use crate::tokenizer::Tokenizer;
 use even::End;
 pub use even::{BlockCounts, Even, count_blocks};
+use lane::{Lane, first_turns, part_of};
 pub use locate::{DocumentPart, locate};
 pub use memory::{MemoryPrediction, predict_memory};
 use parallel::Parallel;
 use reader::{Context, LaneReader};
+use resume::{Resumed, resume, run_clock, skip_ranges};
 use serial::Serial;
 use streams::StreamPool;
 
@@ -154,21 +155,6 @@ pub struct Pipeline {
     skipped: u64,
     bad_records: Vec<Error>,
     failed: Option<Error>,
-}
-
-/// One lane under way.
-struct Lane {
-    lane: u32,
-    blocks: u64,
-    /// Masked blocks given after its end.
-    padded: u64,
-    /// Blocks and masked blocks that were passed over, and what of each source was in them.
-    passed_blocks: u64,
-    passed: Vec<Passed>,
-    stage: StageCounts,
-    packers: Vec<Packer>,
-    /// Sources that have used up their epochs in this lane.
-    left: Vec<bool>,
 }
 
 /// Places of bad records that a pipeline keeps.
@@ -550,23 +536,6 @@ impl Pipeline {
     }
 }
 
-/// The time that chat templates see, where one may ask for it and its source doesn't set it: that of the run's first start, which is the one thing
-/// of a run that comes from outside of it; the state keeps it.
-fn run_clock(plan: &Plan, from: Option<&Checkpoint>) -> Result<Option<Clock>> {
-    let asks = |source: &PlannedSource| {
-        let asks = source.template.as_ref().is_some_and(|template| template.source.contains("strftime_now"));
-        asks && source.options.chat.as_ref().is_some_and(|chat| chat.now.is_none())
-    };
-    if !plan.sources.iter().any(asks) {
-        return Ok(None);
-    }
-    if let Some(now) = from.and_then(|from| from.now.as_deref()) {
-        return Clock::parse(now).map(Some);
-    }
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Ok(Some(Clock::from_unix(since.as_secs())))
-}
-
 fn too_many(found: u64, most: u64, places: &[Error]) -> Error {
     let places: Vec<String> = places.iter().map(|error| error.to_string()).collect();
     let detail = format!(
@@ -574,240 +543,4 @@ fn too_many(found: u64, most: u64, places: &[Error]) -> Error {
         places.join("; ")
     );
     Error::new(ErrorKind::Limit, detail)
-}
-
-/// The packer of a source in a lane, from `cursor` on.
-fn packer(plan: &Plan, source: &PlannedSource, pad: u32, cursor: Cursor) -> Packer {
-    let packing = &plan.config.packing;
-    let chat = source.options.chat.as_ref();
-    let overflow = chat.map_or(packing.overflow, |chat| chat.overflow());
-    Packer::new(packing, plan.config.block_size, overflow, chat.is_some(), pad, cursor)
-}
-
-impl Lane {
-    fn fresh(plan: &Plan, lane: u32, pad: u32) -> Self {
-        let sources = plan.sources.len();
-        Lane {
-            lane,
-            blocks: 0,
-            padded: 0,
-            passed_blocks: 0,
-            passed: vec![Passed::default(); sources],
-            stage: StageCounts { from_block: 0, blocks: vec![0; sources] },
-            packers: plan.sources.iter().map(|source| packer(plan, source, pad, Cursor::default())).collect(),
-            left: vec![false; sources],
-        }
-    }
-
-    fn ended(&self, stop: Stop) -> bool {
-        match stop {
-            Stop::First => self.left.iter().any(|left| *left),
-            Stop::All => self.left.iter().all(|left| *left),
-        }
-    }
-
-    /// Counts all since `before` as passed over.
-    fn pass(&mut self, before: &LaneState, plan: &Plan) {
-        self.passed_blocks += self.blocks - before.blocks + self.padded - before.padded;
-        for ((source, packer), passed) in plan.sources.iter().zip(&self.packers).zip(&mut self.passed) {
-            passed.count(&before.sources[source.name()].cursor.totals, &packer.cursor().totals);
-        }
-    }
-
-    fn state(&self, plan: &Plan) -> LaneState {
-        let sources = plan.sources.iter().enumerate();
-        LaneState {
-            lane: self.lane,
-            blocks: self.blocks,
-            padded: self.padded,
-            passed_blocks: self.passed_blocks,
-            stage_from: self.stage.from_block,
-            sources: sources.map(|(i, source)| (source.name().to_owned(), self.source_state(i))).collect(),
-        }
-    }
-
-    fn source_state(&self, source: usize) -> SourceState {
-        SourceState {
-            stage_blocks: self.stage.blocks[source],
-            passed: self.passed[source],
-            cursor: self.packers[source].cursor(),
-        }
-    }
-}
-
-/// The global block for which each strand is first needed, lane by lane and source by source; `u64::MAX` for one that
-/// isn't. Beyond the next blocks the exact number doesn't matter: it is an order of work, not of what is delivered.
-fn first_turns(plan: &Plan, lanes: &[Lane]) -> VecDeque<u64> {
-    const BLOCKS: u64 = 64;
-    let weights = plan.weights();
-    let count = u64::from(plan.config.lanes);
-    let mut turns = VecDeque::new();
-    for lane in lanes {
-        let number = |block: u64| block * count + u64::from(lane.lane);
-        let active: Vec<u64> = weights.iter().zip(&lane.left).map(|(w, left)| if *left { 0 } else { *w }).collect();
-        let later = |weight: &u64| if *weight > 0 { number(lane.blocks + BLOCKS) } else { u64::MAX };
-        let mut first: Vec<u64> = active.iter().map(later).collect();
-        let mut stage = lane.stage.clone();
-        for block in lane.blocks..lane.blocks + BLOCKS {
-            let Some(source) = next_source(&active, lane.lane, &stage) else { break };
-            stage.blocks[source] += 1;
-            first[source] = first[source].min(number(block));
-        }
-        turns.extend(first);
-    }
-    turns
-}
-
-/// `lanes`, if they are some of the rank's.
-fn part_of(lanes: &[u32], owned: &[u32]) -> Result<Vec<u32>> {
-    let rising = lanes.windows(2).all(|pair| pair[0] < pair[1]);
-    if lanes.is_empty() || !rising || !lanes.iter().all(|lane| owned.binary_search(lane).is_ok()) {
-        let detail = format!("the lanes to deliver are {}, expected some of {}", lane_list(lanes), lane_list(owned));
-        return Err(Error::new(ErrorKind::Config, detail));
-    }
-    Ok(lanes.to_vec())
-}
-
-/// Where a run goes on.
-struct Resumed {
-    /// The plan, with the stages of shards.
-    plan: Arc<Plan>,
-    /// The lanes of this rank.
-    lanes: Vec<Lane>,
-    mixture: Vec<MixtureStage>,
-    shard_stages: BTreeMap<String, Vec<ShardStage>>,
-    step: u64,
-}
-
-/// Goes on from a checkpoint, `found` and `now` being the fingerprint and the weights that the run has now, `pad` the id that fills blocks up.
-fn resume(
-    plan: Arc<Plan>,
-    (found, pad): (&Fingerprint, u32),
-    options: &RunOptions,
-    owned: &[u32],
-    now: MixtureStage,
-    from: &Checkpoint,
-) -> Result<Resumed> {
-    let differences = plan.differences(found, &from.fingerprint);
-    if !differences.is_empty() {
-        return Err(Error::new(
-            ErrorKind::StateMismatch,
-            format!("the checkpoint is of another run: {}", differences.join("; ")),
-        ));
-    }
-    let by_lane: BTreeMap<u32, &LaneState> = from.cursors.iter().map(|state| (state.lane, state)).collect();
-    let missing: Vec<u32> = owned.iter().copied().filter(|lane| !by_lane.contains_key(lane)).collect();
-    if !missing.is_empty() {
-        return Err(Error::new(
-            ErrorKind::StateMismatch,
-            format!(
-                "the checkpoint (step {}, rank {} of {}) lacks lanes {} of this rank, expected the files of all ranks of \
-                 the step",
-                from.step,
-                from.rank,
-                from.world_size,
-                lane_list(&missing)
-            ),
-        ));
-    }
-    from.check_frontier()?;
-    let shards = plan.sources.iter().map(|source| (source.name(), source.manifest.shards.len() as u64)).collect();
-    let shard_stages = shard_stages(from, &shards)?;
-    let plan = if shard_stages.is_empty() { plan } else { Arc::new(plan.with_shard_stages(&shard_stages)) };
-    log_changes(&plan, found, options, from);
-    let mut mixture = from.mixture.clone();
-    let restart = mixture.last().is_none_or(|last| last.weights != now.weights);
-    if restart {
-        let from_block = from.cursors.iter().map(|state| state.blocks).min().unwrap_or(0);
-        // Lanes that ended earlier than others may go on now, from where they ended.
-        let apart = !is_prefix(&from.cursors);
-        tracing::info!(from_block, weights = ?now.weights, "weights changed since the checkpoint: a new stage begins");
-        mixture.push(MixtureStage { from_block, from_step: from.step, apart, ..now });
-        mixture.drain(..mixture.len().saturating_sub(MIXTURE_STAGES_MAX));
-    } else if let Some(last) = mixture.last_mut() {
-        last.apart &= !(from.missing_lanes().is_empty() && is_prefix(&from.cursors));
-    }
-    let mut lanes = Vec::new();
-    for &number in owned {
-        let state = by_lane[&number];
-        let mut lane = Lane {
-            blocks: state.blocks,
-            padded: state.padded,
-            passed_blocks: state.passed_blocks,
-            ..Lane::fresh(&plan, number, pad)
-        };
-        lane.stage.from_block = if restart { state.blocks } else { state.stage_from };
-        for (index, source) in plan.sources.iter().enumerate() {
-            if let Some(saved) = state.sources.get(source.name()) {
-                lane.packers[index] = packer(&plan, source, pad, saved.cursor);
-                lane.left[index] = saved.cursor.ended;
-                lane.passed[index] = saved.passed;
-                if !restart {
-                    lane.stage.blocks[index] = saved.stage_blocks;
-                }
-            }
-        }
-        lanes.push(lane);
-    }
-    Ok(Resumed { plan, lanes, mixture, shard_stages, step: from.step })
-}
-
-/// Says what is allowed to differ from the checkpoint, and does.
-fn log_changes(plan: &Plan, found: &Fingerprint, options: &RunOptions, from: &Checkpoint) {
-    for name in found.sources.keys().filter(|name| !from.fingerprint.sources.contains_key(*name)) {
-        tracing::info!(source = name, "source added since the checkpoint: it starts from its beginning");
-    }
-    for name in from.fingerprint.sources.keys().filter(|name| !found.sources.contains_key(*name)) {
-        tracing::info!(source = name, "source removed since the checkpoint: its position is forgotten");
-    }
-    if options.world_size != from.world_size {
-        tracing::info!(from = from.world_size, to = options.world_size, "world size changed since the checkpoint");
-    }
-    let batch_size = plan.config.batch_size;
-    if from.batch_size != 0 && batch_size != from.batch_size {
-        tracing::info!(from = from.batch_size, to = batch_size, "batch size changed since the checkpoint");
-    }
-    for source in &plan.sources {
-        let (most, last) = (source.options.max_epochs, source.earlier.last());
-        if let Some((from_epoch, _)) = last.filter(|(from_epoch, _)| most > 0 && *from_epoch >= most) {
-            tracing::warn!(
-                source = source.name(),
-                from_epoch,
-                max_epochs = most,
-                "the shards appended come after the source's last epoch: they will not be delivered"
-            );
-        }
-    }
-}
-
-/// The batches to pass over: what `asked` says and what the checkpoint has begun to, in order, joined where they touch.
-fn skip_ranges(asked: &[Range<u64>], from: Option<&Checkpoint>, step: u64) -> Result<Vec<Range<u64>>> {
-    let begun: &[Range<u64>] = from.map_or(&[], |from| &from.skipped);
-    for range in asked {
-        if range.is_empty() {
-            let detail =
-                format!("the batches to skip are {}..{}, expected a begin below the end", range.start, range.end);
-            return Err(Error::new(ErrorKind::Config, detail));
-        }
-        let delivered =
-            (range.start..range.end.min(step)).find(|batch| !begun.iter().any(|begun| begun.contains(batch)));
-        if let Some(batch) = delivered {
-            let detail = format!(
-                "the batches to skip are {}..{}, but batch {batch} was delivered: the checkpoint is of step {step}, expected \
-                 one of step {batch} or before",
-                range.start, range.end
-            );
-            return Err(Error::new(ErrorKind::Config, detail));
-        }
-    }
-    let mut ranges: Vec<Range<u64>> = begun.iter().chain(asked).cloned().collect();
-    ranges.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    Ok(joined)
 }
