@@ -71,9 +71,9 @@ pub(super) fn by_headers(chat: &Chat, conversation: &Conversation, wanted: &[boo
     };
     let found = [true, false].into_iter().find_map(|blank| {
         let others = others(blank);
-        let found = TRIMS.iter().find_map(|&trims| {
-            places(chat, conversation, &marked(conversation, &others, trims), whole, others.len())
-        });
+        let found = TRIMS
+            .iter()
+            .find_map(|&trims| places(chat, conversation, &marked(conversation, &others, trims), whole, others.len()));
         found.map(|found| (others, found))
     });
     let (others, found) = found.ok_or("marks around what others say don't come out as they went in")?;

@@ -155,10 +155,21 @@ pub struct RowFacts {
     pub straddling: u32,
     /// Literals of control tokens in what people said, kept text.
     pub control_in_content: u32,
-    /// Whether the last trained token is a control token; `None` where nothing is trained.
-    pub end_trained: Option<bool>,
+    /// How the last trained turn ends; `None` where nothing is trained.
+    pub end: Option<TurnEnd>,
     /// Whether the row begins with two BOS.
     pub double_bos: bool,
+}
+
+/// How a trained turn ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TurnEnd {
+    /// With a control token that is trained: what a model ends its turn with.
+    Control,
+    /// With text that is trained: the tokenizer has no token for what the template writes there.
+    Text,
+    /// A control token follows that isn't trained: a model doesn't learn to end its turn.
+    Untrained,
 }
 
 /// What turns a source's records into tokens.
@@ -383,9 +394,12 @@ impl Chat {
                 if let Some(method) = facts.method {
                     findings.push(format!("spans by {}", method.name()));
                 }
-                findings.push(match facts.end_trained {
-                    Some(true) => "the end of the assistant's turn is trained".into(),
-                    Some(false) => "the end of the assistant's turn is NOT trained".into(),
+                findings.push(match facts.end {
+                    Some(TurnEnd::Control) => "the token that ends the assistant's turn is trained".into(),
+                    Some(TurnEnd::Text) => {
+                        "the assistant's turn ends with text: the tokenizer has no token for what ends it".into()
+                    }
+                    Some(TurnEnd::Untrained) => "the token that ends the assistant's turn is NOT trained".into(),
                     None => "nothing is trained".into(),
                 });
                 if facts.double_bos {
@@ -461,7 +475,7 @@ impl Chat {
             row.untrained.push(0..at);
         }
         row.ids.extend(eos);
-        row.facts.end_trained = Some(eos.is_some());
+        row.facts.end = Some(if eos.is_some() { TurnEnd::Control } else { TurnEnd::Text });
         Ok(row)
     }
 
@@ -487,20 +501,29 @@ impl Chat {
         facts.method = rendered.method;
         facts.control_in_content = guarded.map_or(0, |(_, count)| count);
         let mut span = spans.iter().peekable();
-        let mut start = 0u32;
+        let (mut start, mut in_turn) = (0u32, false);
         for &(id, end) in &encoded {
             while span.next_if(|span| span.end <= start as usize).is_some() {}
             let trained = span.peek().is_some_and(|span| span.start < end as usize);
+            let blank = text.text.as_bytes()[start as usize..end as usize].iter().all(u8::is_ascii_whitespace);
+            // A turn's last token decides, white space behind it aside.
             if trained {
-                let blank = text.text.as_bytes()[start as usize..end as usize].iter().all(u8::is_ascii_whitespace);
-                if !blank || facts.end_trained.is_none() {
-                    facts.end_trained = Some(self.control.is_control(id));
+                if !blank || facts.end.is_none() {
+                    let control = self.control.is_control(id);
+                    facts.end = Some(if control { TurnEnd::Control } else { TurnEnd::Text });
                 }
+                in_turn = true;
                 let span = span.peek().expect("it was there");
                 if (start as usize) < span.start || end as usize > span.end {
                     facts.straddling += 1;
                 }
             } else {
+                if in_turn && !blank {
+                    in_turn = false;
+                    if facts.end == Some(TurnEnd::Text) && self.control.is_control(id) {
+                        facts.end = Some(TurnEnd::Untrained);
+                    }
+                }
                 let at = row.ids.len() as u32;
                 match row.untrained.last_mut() {
                     Some(last) if last.end == at => last.end = at + 1,

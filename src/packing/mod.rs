@@ -8,7 +8,7 @@ mod concat;
 mod windowed;
 
 pub use concat::{Concat, Cursor, Filled, Totals};
-pub use windowed::{Windowed, WindowedOptions, best_fit};
+pub use windowed::{Windowed, WindowedOptions, fit};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -306,10 +306,7 @@ impl Windowed {
     /// Packs the window's items into blocks.
     fn pack(&mut self) {
         let sizes: Vec<usize> = self.items.iter().map(|item| item.len).collect();
-        self.blocks = match self.options.strategy {
-            Strategy::Greedy => next_fit(&sizes, self.options.block_size),
-            _ => best_fit(&sizes, self.options.block_size),
-        };
+        self.blocks = fit(self.options.strategy, &sizes, self.options.block_size);
         self.next_block = 0;
     }
 
@@ -428,11 +425,21 @@ fn has_target(untrained: &[std::ops::Range<u32>], start: usize, len: usize) -> b
     at < start + len
 }
 
+/// Blocks of a window's items, by their sizes: what `strategy`, `best_fit` or `greedy`, makes of them.
+///
+/// Cost: O(n log n). No size may be above `size`.
+pub fn fit(strategy: Strategy, sizes: &[usize], size: usize) -> Vec<Vec<u32>> {
+    match strategy {
+        Strategy::Greedy => next_fit(sizes, size),
+        _ => best_fit(sizes, size),
+    }
+}
+
 /// Blocks as lists of items: sizes from the largest on, each into the block that it leaves the least room in; of such blocks
 /// the oldest; ordered by their oldest item. Items of the same size are taken in order.
 ///
 /// Cost: O(n log n). No size may be above `size`.
-pub fn best_fit(sizes: &[usize], size: usize) -> Vec<Vec<u32>> {
+fn best_fit(sizes: &[usize], size: usize) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..sizes.len() as u32).collect();
     order.sort_by_key(|&item| std::cmp::Reverse(sizes[item as usize]));
     let mut blocks: Vec<Vec<u32>> = Vec::new();

@@ -1,6 +1,7 @@
 //! Integration tests: one binary, a mod for each kind. The list is the index; tests/README.md says what belongs where.
 
 mod chat;
+mod check;
 mod cli;
 mod configs;
 mod corpus;

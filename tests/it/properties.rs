@@ -7,6 +7,7 @@
 use proptest::prelude::*;
 
 use crate::corpus::*;
+use tokenmill::block::Block;
 
 #[derive(Debug, Clone)]
 struct Drawn {
@@ -17,6 +18,8 @@ struct Drawn {
     shuffle: bool,
     stops: Vec<(usize, u32, u32)>,
     pad: bool,
+    /// Concatenation, best fit or next fit; documents and tokens packed together.
+    packing: (usize, u32, u64),
 }
 
 fn drawn() -> impl Strategy<Value = Drawn> {
@@ -30,8 +33,9 @@ fn drawn() -> impl Strategy<Value = Drawn> {
         any::<bool>(),
         prop::collection::vec((0usize..9, 0u32..3, 0u32..3), 1..6),
         any::<bool>(),
+        (0usize..3, 1u32..30, 1u64..3000),
     )
-        .prop_map(|(sources, block_size, span, window, shuffle, stops, pad)| Drawn {
+        .prop_map(|(sources, block_size, span, window, shuffle, stops, pad, packing)| Drawn {
             sources,
             block_size,
             span,
@@ -39,6 +43,7 @@ fn drawn() -> impl Strategy<Value = Drawn> {
             shuffle,
             stops,
             pad,
+            packing,
         })
 }
 
@@ -51,12 +56,16 @@ fn check(drawn: &Drawn) {
     }
     let head = |batch_size: u32| {
         format!(
-            "lanes = {LANES}\nblock_size = {}\nbatch_size = {batch_size}\n[shuffle]\nenabled = {}\nspan = {}\nwindow = {}\n[packing]\ntail = \"{}\"\n",
+            "lanes = {LANES}\nblock_size = {}\nbatch_size = {batch_size}\n[shuffle]\nenabled = {}\nspan = {}\nwindow = {}\n[packing]\ntail = \"{}\"\n\
+             strategy = \"{}\"\nwindow = {}\nwindow_tokens = {}\n",
             drawn.block_size,
             drawn.shuffle,
             drawn.span,
             drawn.window,
-            if drawn.pad { "pad" } else { "drop" }
+            if drawn.pad { "pad" } else { "drop" },
+            ["concat", "best_fit", "greedy"][drawn.packing.0],
+            drawn.packing.1,
+            drawn.packing.2
         )
     };
     let mut whole = start(&corpus.plan(&head(LANES)), SERIAL, None).expect("a fresh run");
@@ -96,7 +105,25 @@ fn check(drawn: &Drawn) {
     found.sort_by_key(|block| block.index);
     assert_eq!(found.len(), expected.len());
     assert_eq!(found, expected);
-    if drawn.pad {
+    if drawn.packing.0 > 0 {
+        // Parts of a document are apart where it is longer than a block, so tokens are counted, and documents that are whole.
+        for (source, documents) in corpus.documents.values().enumerate() {
+            let of_source: Vec<_> = found.iter().filter(|block| block.source as usize == source).collect();
+            let tokens: usize = of_source.iter().map(|block| block.tokens()).sum();
+            assert_eq!(tokens, 2 * documents.iter().map(|document| document.len() + 1).sum::<usize>());
+            let size = drawn.block_size as usize;
+            let whole = |block: &&Block| {
+                let ends = |range: &std::ops::Range<usize>| block.input_ids[range.end - 1] == EOS;
+                block.segment_ranges().filter(|(range, segment)| segment.token == 0 && ends(range)).count()
+            };
+            let short = documents.iter().filter(|document| document.len() < size).count();
+            assert_eq!(
+                of_source.iter().map(whole).sum::<usize>(),
+                2 * short,
+                "each document once an epoch, in one block"
+            );
+        }
+    } else if drawn.pad {
         for (source, documents) in corpus.documents.values().enumerate() {
             let mut delivered: Vec<String> = documents_by_lane(&found)
                 .into_iter()

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 use tokenmill::block::IGNORED;
-use tokenmill::chat::{Chat, Clock, EncodedRow};
+use tokenmill::chat::{Chat, Clock, EncodedRow, TurnEnd};
 use tokenmill::config::{BadRecord, Config};
 use tokenmill::document::Window;
 use tokenmill::error::{Error, ErrorKind, Result};
-use tokenmill::packing::{Overflow, Strategy, best_fit};
+use tokenmill::packing::{Overflow, Strategy, fit};
 use tokenmill::plan::{Plan, PlannedSource};
 use tokenmill::shard::Start;
 use tokenmill::tokenizer::Tokenizer;
@@ -118,11 +118,11 @@ struct Report {
     inputs: BTreeMap<String, u64>,
     untrained: u64,
     longer: u64,
+    cut_off: u64,
     straddling: u64,
     rows_straddling: u64,
     control: u64,
-    end_trained: u64,
-    end_untrained: u64,
+    ends: [u64; 3],
     double_bos: u64,
     tokens: u64,
     trained: u64,
@@ -184,12 +184,16 @@ impl Report {
         *self.methods.entry(method.to_owned()).or_default() += 1;
         *self.inputs.entry(format!("{:?}", facts.input).to_lowercase()).or_default() += 1;
         self.untrained += u64::from(row.trained() == 0);
-        self.longer += u64::from(row.ids.len() > plan.config.block_size as usize);
+        let block = plan.config.block_size;
+        self.longer += u64::from(row.ids.len() > block as usize);
+        let kept = row.untrained.iter().map(|range| range.end.min(block) - range.start.min(block)).sum::<u32>();
+        self.cut_off += u64::from(row.trained() > 0 && row.ids.len() > block as usize && kept == block);
         self.straddling += u64::from(facts.straddling);
         self.rows_straddling += u64::from(facts.straddling > 0);
         self.control += u64::from(facts.control_in_content);
-        self.end_trained += u64::from(facts.end_trained == Some(true));
-        self.end_untrained += u64::from(facts.end_trained == Some(false));
+        for (count, end) in self.ends.iter_mut().zip([TurnEnd::Control, TurnEnd::Text, TurnEnd::Untrained]) {
+            *count += u64::from(facts.end == Some(end));
+        }
         self.double_bos += u64::from(facts.double_bos);
         self.tokens += row.ids.len() as u64;
         self.trained += row.trained() as u64;
@@ -214,27 +218,38 @@ impl Report {
             Overflow::Drop => "would be dropped",
             Overflow::Split => "would be split",
         };
-        let mut table = Table::new(["", ""], &[0]);
+        let mut table = Table::new(["", ""], &[0, 1]);
         let share = 100.0 * self.trained as f64 / (self.tokens as f64).max(1.0);
         table.row(["record formats", &counts(&self.inputs)]);
         table.row(["spans found by", &counts(&self.methods)]);
         table.row(["bad records", &count(self.bad)]);
         table.row(["rows with no trained token (dropped)", &count(self.untrained)]);
         table.row([&format!("rows longer than a block of {block} ({long})"), &count(self.longer)]);
+        if plan.config.packing.strategy != Strategy::Concat && chat.options().overflow() == Overflow::Truncate {
+            table.row(["of them without a trained token once truncated (dropped)", &count(self.cut_off)]);
+        }
         table.row(["tokens", &count(self.tokens)]);
         table.row(["tokens trained", &format!("{} ({share:.1} %)", count(self.trained))]);
         let straddling = format!("{} in {} rows (trained)", count(self.straddling), count(self.rows_straddling));
         table.row(["tokens straddling a span's edge", &straddling]);
-        let ends = format!("yes in {} rows, no in {}", count(self.end_trained), count(self.end_untrained));
+        let [control, text, untrained] = self.ends.map(count);
+        let ends = format!("its token in {control} rows, text in {text}, NOT in {untrained}");
         table.row(["end of turn trained", &ends]);
         table.row(["rows with two BOS (one is left out)", &count(self.double_bos)]);
         table.row(["control tokens found in content (kept text)", &count(self.control)]);
         if plan.config.packing.strategy != Strategy::Concat {
-            let sizes: Vec<usize> = self.lengths.iter().map(|&size| size.min(block)).collect();
+            let overflow = chat.options().overflow();
+            let parts = |&size: &usize| match overflow {
+                Overflow::Drop if size > block => Vec::new(),
+                Overflow::Split => (0..size).step_by(block).map(|start| block.min(size - start)).collect(),
+                _ => vec![size.min(block)],
+            };
+            let sizes: Vec<usize> = self.lengths.iter().flat_map(parts).collect();
             let filled: usize = sizes.iter().sum();
-            let room = best_fit(&sizes, block).len() * block;
-            let padding = 100.0 * (room - filled) as f64 / (room as f64).max(1.0);
-            table.row(["padding expected (best_fit of these rows)", &format!("{padding:.2} %")]);
+            let blocks = fit(plan.config.packing.strategy, &sizes, block).len();
+            let padding = 100.0 * (blocks * block - filled) as f64 / ((blocks * block) as f64).max(1.0);
+            let expected = format!("{padding:.2} % of {} blocks", count(blocks as u64));
+            table.row(["padding expected (of these rows alone)", &expected]);
         }
         out += &table.text("  ");
         out += &histogram(&self.lengths);

@@ -129,13 +129,16 @@ impl<'a> View<'a> {
         paint(&mut out, self.color, Style::Bold, &title);
         let documents = block.segments.len();
         let labels = block.labels();
+        let chat = source.options.chat.is_some();
+        let trained = labels.iter().filter(|label| **label != IGNORED).count();
         out += &format!(
-            "  lane {}  source {}  {} tokens, {} document{}{}\n",
+            "  lane {}  source {}  {} tokens, {} document{}{}{}\n",
             block.lane,
             safe(source.name()),
             count(block.input_ids.len() as u64),
             documents,
             if documents == 1 { "" } else { "s" },
+            if chat { format!(", {} trained", count(trained as u64)) } else { String::new() },
             if padding > 0 { format!(", {padding} of padding") } else { String::new() }
         );
         for (number, (range, segment)) in block.segment_ranges().enumerate() {
@@ -148,10 +151,10 @@ impl<'a> View<'a> {
                 _ => (Style::Other, Style::OtherBar),
             };
             let mut lines = Lines::new(&mut out, self.color, self.width, (bar, if self.color { "▎ " } else { "| " }));
-            if source.options.chat.is_some() {
+            if chat {
                 self.masked_segment(&mut lines, text, ids, &masked);
             } else {
-                self.segment(&mut lines, text, ids);
+                self.segment(&mut lines, (text, Style::Special), ids);
             }
             lines.end();
         }
@@ -207,7 +210,8 @@ impl<'a> View<'a> {
             if !hidden && !self.color {
                 lines.text(Style::Special, "«");
             }
-            self.segment(lines, if hidden { Style::Dim } else { style }, &ids[start..end]);
+            let styles = if hidden { (Style::Dim, Style::DimSpecial) } else { (style, Style::Special) };
+            self.segment(lines, styles, &ids[start..end]);
             if !hidden && !self.color {
                 lines.text(Style::Special, "»");
             }
@@ -215,19 +219,19 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A document's text, special tokens highlighted.
-    fn segment(&self, lines: &mut Lines, style: Style, ids: &[u32]) {
+    /// A document's text in the first style, special tokens in the second.
+    fn segment(&self, lines: &mut Lines, (style, special): (Style, Style), ids: &[u32]) {
         // Runs of text between special tokens: a character may take several tokens.
         let is_special = |id: &u32| self.special.binary_search(id).is_ok();
         let mut pieces: Vec<(Style, String)> = Vec::new();
         for run in ids.chunk_by(|a, b| !is_special(a) && !is_special(b)) {
             match is_special(&run[0]) {
-                true => pieces.push((Style::Special, self.special_text(run[0]))),
+                true => pieces.push((special, self.special_text(run[0]))),
                 false => pieces.push((style, self.tokenizer.decode(run))),
             }
         }
         for (style, text) in pieces {
-            if style == Style::Special {
+            if style == special {
                 lines.text(style, &text);
                 continue;
             }

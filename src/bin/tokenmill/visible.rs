@@ -16,6 +16,8 @@ pub enum Style {
     Bar,
     OtherBar,
     Special,
+    /// A special token that isn't trained.
+    DimSpecial,
     Control,
 }
 
@@ -29,6 +31,7 @@ impl Style {
             Style::Bar => "33",
             Style::OtherBar => "1;36",
             Style::Special => "1;30;43",
+            Style::DimSpecial => "2;33",
             Style::Control => "31",
         }
     }
