@@ -206,19 +206,20 @@ fn control_tokens(definition: &Definition) -> Vec<ControlToken> {
 /// The definition for parts of a text that aren't its first, where one step puts a space before the first alone
 /// (`prepend_scheme = "first"`).
 fn inside(definition: &Definition) -> Option<serde_json::Value> {
-    fn never(value: &mut serde_json::Value) -> bool {
+    // The number of places that were changed.
+    fn never(value: &mut serde_json::Value) -> usize {
         match value {
             serde_json::Value::Object(fields) => {
                 let first = fields.get_mut("prepend_scheme").filter(|scheme| *scheme == "first");
-                let found = first.map(|scheme| *scheme = "never".into()).is_some();
-                fields.values_mut().fold(found, |found, field| never(field) || found)
+                let here = usize::from(first.map(|scheme| *scheme = "never".into()).is_some());
+                here + fields.values_mut().map(never).sum::<usize>()
             }
-            serde_json::Value::Array(items) => items.iter_mut().fold(false, |found, item| never(item) || found),
-            _ => false,
+            serde_json::Value::Array(items) => items.iter_mut().map(never).sum(),
+            _ => 0,
         }
     }
     let mut pre_tokenizer = definition.json["pre_tokenizer"].clone();
-    never(&mut pre_tokenizer).then(|| {
+    (never(&mut pre_tokenizer) > 0).then(|| {
         let mut json = definition.json.clone();
         json["pre_tokenizer"] = pre_tokenizer;
         json

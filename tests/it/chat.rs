@@ -304,8 +304,11 @@ fn tokenizers_that_change_text() {
     }
 }
 
+/// A message's role and content.
+type Said<'a> = (&'a str, Option<&'a str>);
+
 /// Messages as a column of lists of structs, as most data sets have them; one row a record.
-fn parquet_of(conversations: &[Vec<(&str, Option<&str>)>], rows: usize) -> Vec<u8> {
+fn parquet_of(conversations: &[Vec<Said>], rows: usize) -> Vec<u8> {
     use parquet::data_type::{ByteArray, ByteArrayType};
     let schema = "message m { required binary id (STRING); optional group messages (LIST) { repeated group list { optional group element {
                   optional binary role (STRING); optional binary content (STRING); optional binary name (STRING); } } } }";
@@ -326,7 +329,7 @@ fn parquet_of(conversations: &[Vec<(&str, Option<&str>)>], rows: usize) -> Vec<u
             column.close().expect("parquet");
         };
         write(part.iter().map(|_| ByteArray::from("[1]")).collect(), None);
-        let of = |field: &dyn Fn(&(&str, Option<&str>)) -> Option<String>| {
+        let of = |field: &dyn Fn(&Said) -> Option<String>| {
             let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
             for (index, message) in part.iter().flat_map(|messages| messages.iter().enumerate()) {
                 let value = field(message);
@@ -358,7 +361,7 @@ fn parquet_of_lists() {
     let said: Vec<(String, String)> = (0..90u64)
         .map(|row| (format!("q{row} {}", "x".repeat(random(4, row, 30) as usize)), format!("A{row}")))
         .collect();
-    let conversations: Vec<Vec<(&str, Option<&str>)>> = said
+    let conversations: Vec<Vec<Said>> = said
         .iter()
         .enumerate()
         .map(|(row, (question, answer))| {
