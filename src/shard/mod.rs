@@ -467,7 +467,7 @@ impl Shard {
     pub fn object(&self, record: &[u8], text_field: &str) -> Result<serde_json::Map<String, serde_json::Value>> {
         let rows_of_several = matches!(&self.layout, Layout::RowGroups { table } if table.gives_json());
         if rows_of_several || self.format == Format::Jsonl {
-            return serde_json::from_slice(record)
+            return serde_json::from_str(json::utf8(record)?)
                 .map_err(|error| Error::new(ErrorKind::BadRecord, format!("expected a JSON object: {error}")));
         }
         Ok([(text_field.to_owned(), json::utf8(record)?.into())].into_iter().collect())

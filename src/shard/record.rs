@@ -114,14 +114,19 @@ impl<R: ChunkReader + 'static> RowGroupReader for Group<'_, R> {
     }
 }
 
-/// A row as the bytes of a JSON object.
+/// A row as the bytes of a JSON object; where binary data in it isn't UTF-8, those bytes, which no record can be.
 pub(super) fn bytes_of(row: Row) -> Vec<u8> {
-    let object: Map<String, Json> = row.into_columns().into_iter().map(|(name, field)| (name, json(field))).collect();
-    serde_json::to_vec(&object).expect("JSON values are written without an error")
+    let fields = row.into_columns().into_iter();
+    let object: Result<Map<String, Json>, Vec<u8>> = fields.map(|(name, field)| Ok((name, json(field)?))).collect();
+    object.map_or_else(
+        |bytes| bytes,
+        |object| serde_json::to_vec(&object).expect("JSON values are written without an error"),
+    )
 }
 
-fn json(field: Field) -> Json {
-    match field {
+/// A value; the bytes that aren't UTF-8 where some of it aren't.
+fn json(field: Field) -> Result<Json, Vec<u8>> {
+    Ok(match field {
         Field::Null => Json::Null,
         Field::Bool(value) => value.into(),
         Field::Byte(value) => value.into(),
@@ -140,19 +145,53 @@ fn json(field: Field) -> Json {
         Field::Double(value) => value.into(),
         Field::Decimal(_) => field.to_string().into(),
         Field::Str(value) => value.into(),
-        Field::Bytes(value) => String::from_utf8_lossy(value.data()).into_owned().into(),
+        Field::Bytes(value) => String::from_utf8(value.data().to_vec()).map_err(|error| error.into_bytes())?.into(),
         Field::Group(row) => {
             let fields = row.into_columns().into_iter();
             let kept = fields.filter(|(name, field)| name == "content" || !matches!(field, Field::Null));
-            Json::Object(kept.map(|(name, field)| (name, json(field))).collect())
+            Json::Object(kept.map(|(name, field)| Ok((name, json(field)?))).collect::<Result<_, Vec<u8>>>()?)
         }
-        Field::ListInternal(list) => list.elements().iter().cloned().map(json).collect(),
+        Field::ListInternal(list) => Json::Array(list.elements().iter().cloned().map(json).collect::<Result<_, Vec<u8>>>()?),
         Field::MapInternal(map) => {
             let key = |key: &Field| match key {
                 Field::Str(key) => key.clone(),
                 other => other.to_string(),
             };
-            Json::Object(map.entries().iter().map(|(k, value)| (key(k), json(value.clone()))).collect())
+            let entries = map.entries().iter().map(|(k, value)| Ok((key(k), json(value.clone())?)));
+            Json::Object(entries.collect::<Result<_, Vec<u8>>>()?)
         }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::data_type::ByteArray;
+
+    use super::*;
+
+    /// Values keep their kinds; null fields of structs are left out but for content; what isn't UTF-8 is no record.
+    #[test]
+    fn rows_become_objects() {
+        let check = |fields: Vec<(&str, Field)>, expected: &[u8]| {
+            let named = fields.into_iter().map(|(name, field)| (name.to_owned(), field)).collect();
+            assert_eq!(String::from_utf8_lossy(&bytes_of(Row::new(named))), String::from_utf8_lossy(expected));
+        };
+        let text = |bytes: &[u8]| Field::Bytes(ByteArray::from(bytes.to_vec()));
+        check(
+            vec![("b", Field::Long(-3)), ("a", Field::Double(0.5)), ("n", Field::Null)],
+            br#"{"b":-3,"a":0.5,"n":null}"#,
+        );
+        check(
+            vec![("s", Field::Str("{\"x\": 1}".into())), ("t", text("ü".as_bytes()))],
+            "{\"s\":\"{\\\"x\\\": 1}\",\"t\":\"ü\"}".as_bytes(),
+        );
+        let said = Row::new(vec![
+            ("content".into(), Field::Null),
+            ("name".into(), Field::Null),
+            ("role".into(), Field::Str("user".into())),
+        ]);
+        check(vec![("m", Field::Group(said))], br#"{"m":{"content":null,"role":"user"}}"#);
+        let row = Row::new(vec![("a".into(), Field::Long(1)), ("b".into(), text(b"\xff\xfe"))]);
+        assert_eq!(bytes_of(row), b"\xff\xfe");
     }
 }
