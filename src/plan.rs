@@ -120,7 +120,7 @@ impl Plan {
                 Some(weight) => (weight * WEIGHT_UNIT).round() as u64,
                 None => manifest.bytes(),
             };
-            let tokenizer = config.tokenizer_options().path;
+            let tokenizer = config.tokenizer_options();
             let template = options.chat.as_ref().map(|chat| chat.find_template(&config.base, &tokenizer));
             let template = template
                 .transpose()

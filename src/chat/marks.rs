@@ -63,6 +63,8 @@ pub(super) fn by_headers(chat: &Chat, conversation: &Conversation, wanted: &[boo
     let prompt = prompt.ok_or("the template has no generation prompt")?;
     let header = chat.control.literal_at(&prompt).map(|len| &prompt[..len]);
     let header = header.ok_or("the generation prompt doesn't begin with a control token")?;
+    // A prompt of several lines may begin what the model is to say as well (`<think>`): earlier turns have its first line.
+    let line = prompt.split_inclusive('\n').next().unwrap_or(&prompt);
     // Content that is blank may matter to the template, so it is tried with and without.
     let others = |blank: bool| -> Vec<usize> {
         let has = |message: &Json| says(message) || blank && message["content"].is_string();
@@ -101,11 +103,10 @@ pub(super) fn by_headers(chat: &Chat, conversation: &Conversation, wanted: &[boo
         }
         while let Some(&index) = wanted_after.next_if(|index| **index < before) {
             let own = headers[index - first];
-            if !whole[own..].starts_with(&prompt) {
-                return Err(format!("message {index} doesn't begin with the generation prompt"));
-            }
+            let begins = [prompt.as_str(), line].into_iter().find(|header| whole[own..].starts_with(header));
+            let begins = begins.ok_or_else(|| format!("message {index} doesn't begin with the generation prompt"))?;
             let next = headers.get(index - first + 1).copied().unwrap_or(end);
-            spans.push(own + prompt.len()..next);
+            spans.push(own + begins.len()..next);
         }
     }
     Ok(joined(spans))

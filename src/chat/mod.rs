@@ -33,7 +33,7 @@ pub use template::Template;
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Overflow;
 use crate::shard::Columns;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{self, Tokenizer, TokenizerOptions};
 use encode::Control;
 use rows::{Conversation, Row};
 pub use spans::Method;
@@ -202,19 +202,29 @@ pub struct TemplateSource {
 }
 
 impl ChatOptions {
-    /// Finds the template: `base` is the folder that relative paths are relative to, `tokenizer` the tokenizer's path.
+    /// Finds the template: `base` is the folder that relative paths are relative to. What lies beside a tokenizer of the hub is downloaded with it.
     ///
     /// # Errors
     /// `NotFound`, `Read` - it isn't there; `Config` - there is none in the files.
-    pub fn find_template(&self, base: &Path, tokenizer: &str) -> Result<TemplateSource> {
+    pub fn find_template(&self, base: &Path, tokenizer: &TokenizerOptions) -> Result<TemplateSource> {
         if self.template == "chatml" || self.text_template.is_some() && self.template == "auto" {
             return Ok(TemplateSource { source: CHATML.into(), tokens: BTreeMap::new() });
         }
         if self.template != "auto" {
             return read_template(&base.join(&self.template));
         }
-        let tokenizer = Path::new(tokenizer);
-        let folder = if tokenizer.is_dir() { tokenizer } else { tokenizer.parent().unwrap_or(Path::new("")) };
+        if tokenizer::is_builtin(&tokenizer.path) {
+            let detail = format!(
+                "the built-in tokenizer {:?} has no chat template, expected chat.template: \"chatml\", or a path",
+                tokenizer.path
+            );
+            return Err(Error::new(ErrorKind::Config, detail));
+        }
+        let tokenizer = match tokenizer.path.starts_with("hf://") {
+            true => crate::storage::tokenizer_folder(&tokenizer.storage, &tokenizer.path)?,
+            false => PathBuf::from(&tokenizer.path),
+        };
+        let folder = if tokenizer.is_dir() { &*tokenizer } else { tokenizer.parent().unwrap_or(Path::new("")) };
         let config = folder.join("tokenizer_config.json");
         let jinja = folder.join("chat_template.jinja");
         if jinja.is_file() {

@@ -120,7 +120,7 @@ fn ends_of_turns_are_shown() {
 #[test]
 fn chatml_writes_tools() {
     let options = || ChatOptions { template: "chatml".into(), ..ChatOptions::default() };
-    let source = options().find_template(std::path::Path::new(""), "bytes").expect("a built-in").source;
+    let source = options().find_template("".as_ref(), &TokenizerOptions::default()).expect("a built-in").source;
     let mut record = json!({
         "tools": [{"type": "function", "function": {"name": "w", "parameters": {}}}],
         "messages": [
@@ -428,6 +428,42 @@ fn options_that_would_do_nothing() {
     fails("concat", "overflow = \"truncate\"", "chat.overflow with packing.strategy \"concat\"");
     fails("concat", "expand_turns = true", "chat.expand_turns with packing.strategy \"concat\"");
     fails("best_fit", "now = \"tomorrow\"", "chat.now is \"tomorrow\"");
+}
+
+/// Where templates are looked for.
+#[test]
+fn templates_are_found() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let find = |template: &str, tokenizer: &str| {
+        let options = ChatOptions { template: template.into(), ..ChatOptions::default() };
+        let tokenizer = TokenizerOptions { path: tokenizer.into(), ..TokenizerOptions::default() };
+        options.find_template(folder.path(), &tokenizer)
+    };
+    let own = folder.path().join("tokenizer.json");
+    let own = own.to_str().expect("UTF-8");
+    let fails = |found: tokenmill::error::Result<TemplateSource>, expected: &str| {
+        let error = found.expect_err(expected);
+        assert!(error.detail().contains(expected), "{error}");
+    };
+    fails(find("auto", "gpt2"), "the built-in tokenizer \"gpt2\" has no chat template");
+    fails(find("auto", own), "no chat template beside the tokenizer");
+    fails(find("none.jinja", own), "can't read the chat template");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("a file");
+    write("tokenizer_config.json", "{\"bos_token\": {\"content\": \"<s>\"}}");
+    fails(find("auto", own), "has no \"chat_template\"");
+    let named = json!({"bos_token": "<s>", "chat_template": [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]});
+    write("tokenizer_config.json", &named.to_string());
+    let found = find("auto", own).expect("it is there");
+    assert_eq!((&*found.source, found.tokens.get("bos_token").map(String::as_str)), ("D", Some("<s>")));
+    write("chat_template.jinja", "J");
+    for (template, tokenizer, source) in [
+        ("auto", own, "J"),
+        ("auto", folder.path().to_str().expect("UTF-8"), "J"),
+        ("chat_template.jinja", "gpt2", "J"),
+        ("tokenizer_config.json", "gpt2", "D"),
+    ] {
+        assert_eq!(find(template, tokenizer).expect("it is there").source, source, "{template}");
+    }
 }
 
 /// The config of a source of conversations; rows are numbered.

@@ -415,6 +415,7 @@ fn tokenizers_of_the_hub() {
         });
         std::fs::write(files.path().join("tokenizer.json"), json.to_string()).expect("a file");
         std::fs::write(files.path().join("tokenizer_config.json"), "{\"eos_token\":\"<end>\"}").expect("a file");
+        std::fs::write(files.path().join("chat_template.jinja"), "T").expect("a file");
         let storage = Server::start(files.path(), Manners::default());
         let hub = hub(files.path(), "o/m", None, Some(&storage));
         let home_text = home.path().to_str().expect("UTF-8");
@@ -424,7 +425,11 @@ fn tokenizers_of_the_hub() {
             let text = format!("{FAST}[tokenizer]\npath = {path:?}\n[[source]]\nname = \"x\"\npaths = [\"x\"]\n");
             let mut config = Config::parse(&text, "base".into(), &[]).expect("right");
             config.storage.environment = environment(&pairs);
-            tokenmill::tokenizer::Tokenizer::load(&config.tokenizer_options())
+            let options = config.tokenizer_options();
+            let template = tokenmill::chat::ChatOptions::default().find_template("base".as_ref(), &options);
+            let tokenizer = tokenmill::tokenizer::Tokenizer::load(&options)?;
+            assert_eq!(template.expect("it lies beside the tokenizer").source, "T");
+            Ok::<_, tokenmill::error::Error>(tokenizer)
         };
         let offline = [("HF_HUB_OFFLINE", "1")];
         let error = load("hf://o/m", &offline).expect_err("it isn't there yet");

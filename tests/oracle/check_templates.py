@@ -30,7 +30,6 @@ HEADERS = {
     "deepseekv3": {"<｜Assistant｜>"},
     "gptoss": {"<|start|>assistant"},
     "muse_glimmer": {"<|start|>assistant"},
-    **dict.fromkeys(("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"), {"<think></think>"}),
     "qwen2_5": {"\n"},
     # The generation prompt has it.
     "qwen3_5_nothink": {"<think>\n\n</think>\n\n"},
