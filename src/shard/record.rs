@@ -151,7 +151,9 @@ fn json(field: Field) -> Result<Json, Vec<u8>> {
             let kept = fields.filter(|(name, field)| name == "content" || !matches!(field, Field::Null));
             Json::Object(kept.map(|(name, field)| Ok((name, json(field)?))).collect::<Result<_, Vec<u8>>>()?)
         }
-        Field::ListInternal(list) => Json::Array(list.elements().iter().cloned().map(json).collect::<Result<_, Vec<u8>>>()?),
+        Field::ListInternal(list) => {
+            Json::Array(list.elements().iter().cloned().map(json).collect::<Result<_, Vec<u8>>>()?)
+        }
         Field::MapInternal(map) => {
             let key = |key: &Field| match key {
                 Field::Str(key) => key.clone(),

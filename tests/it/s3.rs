@@ -330,7 +330,7 @@ fn outputs_and_checkpoints_through_kills() {
         let expected = std::fs::read(&local).expect("the output");
         let paths =
             ["--set", "source.web.paths=[\"s3://kills/web/*\"]", "--set", "source.code.paths=[\"s3://kills/code/*\"]"];
-        let mut kills = 0;
+        let (mut kills, stores) = (0, server.stores());
         for ending in ["jsonl", "npy"] {
             let out = format!("s3://kills/out/blocks.{ending}");
             let checkpoints = format!("s3://kills/checkpoints-{ending}");
@@ -354,7 +354,18 @@ fn outputs_and_checkpoints_through_kills() {
                 if round == 0 {
                     arguments.extend(["--resume", &checkpoints]);
                 }
-                std::thread::sleep(Duration::from_millis(if round == 0 { 1500 } else { 500 + 200 * round }));
+                // First as soon as there is a checkpoint, then at other moments.
+                let wait = Duration::from_millis(if round == 0 { 20 } else { 500 + 200 * round });
+                loop {
+                    std::thread::sleep(wait);
+                    let there = |found: Vec<(String, u64)>| found.iter().any(|(name, _)| name.ends_with(".json"));
+                    if round > 0
+                        || stores.list_below(&format!("{checkpoints}/")).is_ok_and(there)
+                        || child.try_wait().expect("it can be asked").is_some()
+                    {
+                        break;
+                    }
+                }
                 if let Some(status) = child.try_wait().expect("it can be asked") {
                     let output = child.wait_with_output().expect("it ended");
                     assert!(status.success(), "{}", String::from_utf8_lossy(&output.stderr));
