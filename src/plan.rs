@@ -67,6 +67,11 @@ impl PlannedSource {
         &self.options.name
     }
 
+    /// Whether some of its shards aren't files of this machine. Cost: a look at each.
+    pub fn is_remote(&self) -> bool {
+        self.manifest.shards.iter().any(|shard| scheme(&shard.location).is_some())
+    }
+
     /// The stage of an epoch: how many times shards were appended up to it, of those that still count.
     pub fn stage_at(&self, epoch: u32) -> usize {
         self.earlier.iter().take_while(|(until, _)| epoch >= *until).count()

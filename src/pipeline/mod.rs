@@ -160,6 +160,26 @@ pub struct Pipeline {
 /// Places of bad records that a pipeline keeps.
 const BAD_RECORDS_KEPT: usize = 5;
 
+/// Starts to fetch what the lanes of a rank will read first, where that is remote; the pipeline that is made next finds it on its
+/// way. To be called before the tokenizer is loaded, which takes a while. Does nothing that has to be waited for.
+pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpoint>) {
+    let Ok(lanes) = plan.lanes_of(rank, world_size) else { return };
+    plan.store.expect_lanes(lanes.len() as u32, plan.config.lanes);
+    let sources: Vec<&PlannedSource> = plan.sources.iter().filter(|s| s.weight > 0 && s.is_remote()).collect();
+    for lane in lanes {
+        for source in &sources {
+            let states = from.iter().flat_map(|from| &from.cursors).filter(|state| state.lane == lane);
+            let place =
+                states.filter_map(|state| state.sources.get(source.name())).map(|state| state.cursor.place).next();
+            let place = place.unwrap_or_default();
+            reader::next_shards(source, lane, (place.epoch, place.walk), &mut |shard| {
+                let entry = &source.manifest.shards[shard as usize];
+                plan.store.expect(&entry.location, entry.size, &entry.version, true);
+            });
+        }
+    }
+}
+
 impl Pipeline {
     /// Starts a run, afresh or from a checkpoint that holds at least the lanes of this rank.
     ///

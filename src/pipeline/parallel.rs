@@ -15,14 +15,15 @@
 //! seeked, the shared decoder; a piece is some 100 KB of text, so neither shows. Tasks are taken by need: what
 //! will be delivered first is first. Why not a rayon scope or parallel iterators: the order of need crosses strands and
 //! changes as blocks are delivered. Loads of one group of lanes run one at a time while the group reads shards that
-//! can't be seeked: they share a decoder, and a worker that waits for another's decoder tokenizes nothing.
+//! can't be seeked: they share a decoder, and a worker that waits for another's decoder tokenizes nothing. For the same
+//! reason loads of sources with remote shards have threads of their own: those mostly wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -40,6 +41,8 @@ const PIECE_BYTES: usize = 128 << 10;
 pub(super) const PIECE_BYTES_MIN: usize = 16 << 10;
 /// Bytes of records that all strands together run ahead, for each thread, where `runtime.memory` allows it.
 const AHEAD_BYTES_A_THREAD: usize = 8 << 20;
+/// Threads that load from remote objects, at most.
+const LOADERS_MAX: usize = 32;
 /// How often a wait looks at the interrupt flag.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -47,6 +50,8 @@ pub(super) struct Parallel {
     strands: Vec<Strand>,
     shared: Arc<Shared>,
     pool: rayon::ThreadPool,
+    /// For loads of sources with remote shards, if there are any.
+    loaders: Option<rayon::ThreadPool>,
     results: Receiver<Done>,
     /// Bytes of records each strand may have encoded or encoding, beyond the piece in use.
     ahead_bytes: usize,
@@ -68,13 +73,15 @@ struct Shared {
     context: Arc<Context>,
     streams: StreamPool,
     tasks: Mutex<BinaryHeap<Task>>,
+    /// Those of the loaders.
+    loads: Mutex<BinaryHeap<Task>>,
     results: Sender<Done>,
     /// Set when the driver is dropped: tasks not begun are not run.
     closed: AtomicBool,
     /// For tests: seed of delays, and a counter of tasks.
     delays: Option<(u64, AtomicU64)>,
-    /// What the pool's threads are at, by thread: for the message of a stall.
-    running: Mutex<BTreeMap<usize, Running>>,
+    /// What the threads are at, by pool and thread: for the message of a stall.
+    running: Mutex<BTreeMap<(bool, usize), Running>>,
 }
 
 struct Running {
@@ -89,6 +96,8 @@ type Group = (usize, usize, u32);
 
 struct Strand {
     lane: u32,
+    /// Some of the source's shards are remote.
+    is_remote: bool,
     /// The global block for which it is first needed.
     turn: u64,
     /// The group that the last load was for.
@@ -183,20 +192,27 @@ impl Parallel {
         ahead_bytes: usize,
         options: &RunOptions,
     ) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("tokenmill-{i}"))
-            .build()
-            .map_err(|error| {
+        let pool = |threads: usize, name: &'static str| {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(move |i| format!("{name}-{i}"))
+                .build();
+            pool.map_err(|error| {
                 Error::new(ErrorKind::Internal, format!("can't start {threads} threads")).because(error)
-            })?;
+            })
+        };
         let (sender, results) = unbounded();
         let plan = &context.plan;
+        let remote = &context.remote;
+        let loading = strands.iter().filter(|(_, reader)| remote[reader.source()]).count().min(LOADERS_MAX);
+        let loaders = (loading > 0).then(|| pool(loading, "tokenmill-load")).transpose()?;
+        let pool = pool(threads, "tokenmill")?;
         let stall_timeout = plan.config.runtime.stall_timeout.0;
         let strands: Vec<Strand> = strands
             .into_iter()
             .map(|(turn, reader)| Strand {
                 lane: reader.lane(),
+                is_remote: remote[reader.source()],
                 turn,
                 group: reader.group(plan),
                 reading: reader.reading.clone(),
@@ -215,6 +231,7 @@ impl Parallel {
             context,
             streams,
             tasks: Mutex::default(),
+            loads: Mutex::default(),
             results: sender,
             closed: AtomicBool::new(false),
             delays: options.test_delays.map(|seed| (seed, AtomicU64::new(0))),
@@ -224,6 +241,7 @@ impl Parallel {
             strands,
             shared: Arc::new(shared),
             pool,
+            loaders,
             results,
             ahead_bytes,
             piece_bytes: piece_bytes(ahead_bytes),
@@ -260,9 +278,11 @@ impl Parallel {
             strand.ahead += bytes;
             let shard = window.shard.name().clone();
             strand.slots.push_back(Slot { bytes, shard, encoded: None });
-            self.shared
-                .clone()
-                .spawn(&self.pool, Task { need, strand: index, work: Work::Encode { window, range, slot } });
+            self.shared.clone().spawn(
+                &self.pool,
+                false,
+                Task { need, strand: index, work: Work::Encode { window, range, slot } },
+            );
         }
         let short = strand.ahead + strand.unscheduled < 2 * self.ahead_bytes && strand.unscheduled < self.ahead_bytes;
         if short && strand.end.is_none() && !strand.loading {
@@ -287,7 +307,9 @@ impl Parallel {
         // Before all but what is waited for: lanes come to the ends of their windows at about the same time, and where they
         // share a decoder, one thread has to be at it while the others still have something to encode.
         let need = Reverse((0, strand.turn, 0));
-        self.shared.clone().spawn(&self.pool, Task { need, strand: index, work: Work::Load(reader) });
+        let loaders = self.loaders.as_ref().filter(|_| strand.is_remote);
+        let pool = loaders.unwrap_or(&self.pool);
+        self.shared.clone().spawn(pool, loaders.is_some(), Task { need, strand: index, work: Work::Load(reader) });
     }
 
     /// Takes in one result.
@@ -465,30 +487,37 @@ impl Drop for Parallel {
     fn drop(&mut self) {
         // Tasks not begun are dropped; the pool's threads end by themselves, and nobody waits for one that is stuck.
         self.shared.closed.store(true, Ordering::Relaxed);
-        if let Ok(mut tasks) = self.shared.tasks.lock() {
-            tasks.clear();
+        for tasks in [&self.shared.tasks, &self.shared.loads] {
+            if let Ok(mut tasks) = tasks.lock() {
+                tasks.clear();
+            }
         }
     }
 }
 
 impl Shared {
-    fn spawn(self: Arc<Self>, pool: &rayon::ThreadPool, task: Task) {
-        self.tasks.lock().expect("no panic happens while the queue is held").push(task);
-        pool.spawn_fifo(move || self.run_one());
+    fn tasks(&self, of_loaders: bool) -> MutexGuard<'_, BinaryHeap<Task>> {
+        let tasks = if of_loaders { &self.loads } else { &self.tasks };
+        tasks.lock().expect("no panic happens while the queue is held")
+    }
+
+    fn spawn(self: Arc<Self>, pool: &rayon::ThreadPool, of_loaders: bool, task: Task) {
+        self.tasks(of_loaders).push(task);
+        pool.spawn_fifo(move || self.run_one(of_loaders));
     }
 
     /// Runs the task that is needed first.
-    fn run_one(&self) {
+    fn run_one(&self, of_loaders: bool) {
         if self.closed.load(Ordering::Relaxed) {
             return;
         }
-        let task = self.tasks.lock().expect("no panic happens while the queue is held").pop();
+        let task = self.tasks(of_loaders).pop();
         let Some(Task { strand, work, .. }) = task else { return };
         if let Some((seed, counter)) = &self.delays {
             let random = crate::order::key(*seed, "delay", "", &[counter.fetch_add(1, Ordering::Relaxed)]);
             std::thread::sleep(Duration::from_micros(random % 800));
         }
-        let thread = rayon::current_thread_index().unwrap_or(0);
+        let thread = (of_loaders, rayon::current_thread_index().unwrap_or(0));
         let tokenizing = match &work {
             Work::Encode { window, .. } => Some(window.shard.name().clone()),
             Work::Load(_) => None,

@@ -20,7 +20,7 @@ use crate::config::BadRecord;
 use crate::document::{EncodedDocument, EncodedDocuments, Loss, RecordRange, Window, WindowPlace};
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Cursor;
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedSource};
 use crate::shard::{Format, Shard, Start, UnitReader};
 use crate::source::Share;
 use crate::tokenizer::Tokenizer;
@@ -35,6 +35,8 @@ pub(crate) struct Context {
     pub buffers: Arc<Buffers>,
     /// What turns records into tokens, of sources that hold conversations.
     pub chats: Vec<Option<Chat>>,
+    /// Whether each source has remote shards.
+    pub remote: Vec<bool>,
     /// Open shards by source, stage and number, for as long as a lane holds them: a stage cuts a shard its own way.
     shards: Mutex<BTreeMap<(usize, usize, u64), Weak<Shard>>>,
 }
@@ -47,7 +49,9 @@ impl Context {
     pub fn new(plan: Arc<Plan>, tokenizer: Arc<Tokenizer>, now: Clock) -> Result<Self> {
         let bytes_max = (plan.config.runtime.memory.0 / 64) as usize;
         let chats = plan.sources.iter().map(|source| source.chat(&tokenizer, now)).collect::<Result<_>>()?;
-        Ok(Context { plan, tokenizer, buffers: Arc::new(Buffers::new(bytes_max)), chats, shards: Mutex::default() })
+        let remote = plan.sources.iter().map(PlannedSource::is_remote).collect();
+        let buffers = Arc::new(Buffers::new(bytes_max));
+        Ok(Context { plan, tokenizer, buffers, chats, remote, shards: Mutex::default() })
     }
 
     /// The shard as the epoch's stage cuts it, opened unless some lane has it open.
@@ -65,10 +69,40 @@ impl Context {
         Ok(open)
     }
 
+    /// Tells the store which shards the lane will open after `share`, but for those that some lane has open.
+    fn expect_next(&self, source: usize, lane: u32, share: &Share) {
+        let planned = &self.plan.sources[source];
+        let stage = planned.stage_at(share.epoch);
+        next_shards(planned, lane, (share.epoch, share.walk + 1), &mut |shard| {
+            let shards = self.shards.lock().expect("no panic happens while the table is held");
+            if shards.get(&(source, stage, shard)).is_none_or(|open| open.strong_count() == 0) {
+                let entry = &planned.manifest.shards[shard as usize];
+                self.plan.store.expect(&entry.location, entry.size, &entry.version, false);
+            }
+        });
+    }
+
     /// Whether a shard that fails to open so is passed over: its content is damaged, or not what the source is said to hold.
     fn passes_over_shard(&self, error: &Error) -> bool {
         let skip = self.plan.config.errors.bad_record == BadRecord::Skip;
         skip && matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Config)
+    }
+}
+
+/// Small shards that a lane has on their way, and their bytes, at most.
+const NEXT_SHARDS: u64 = 16;
+const NEXT_BYTES: u64 = 4 << 20;
+
+/// Calls `each` with the shards that a lane will open from a place of its walk on, as far as it is worth fetching ahead.
+pub(super) fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32, u64), each: &mut dyn FnMut(u64)) {
+    let mut bytes = 0;
+    for walk in walk..walk + NEXT_SHARDS {
+        let Some(share) = source.dealing_at(epoch).share(lane, epoch, walk) else { break };
+        each(share.shard);
+        bytes += source.manifest.shards[share.shard as usize].size;
+        if bytes > NEXT_BYTES {
+            break;
+        }
     }
 }
 
@@ -374,6 +408,9 @@ impl LaneReader {
                             Err(error) => return Err(error),
                         };
                         self.on_stream = shard.is_stream();
+                        if context.remote[self.source] {
+                            context.expect_next(self.source, self.lane, &share);
+                        }
                         self.open = Some(OpenShard { share, shard, unit: None });
                     }
                     None => {

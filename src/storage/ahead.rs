@@ -12,13 +12,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-
-use bytes::Bytes;
+use std::sync::{Arc, Mutex};
 
 use super::Object;
+use super::cell::Cell;
 use super::remote::Remote;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 
 /// The first part after a jump, and the smallest.
 pub(super) const PART_MIN: u64 = 64 << 10;
@@ -83,6 +82,11 @@ impl Budget {
         wanted.min(self.most / (2 * readers)).max(PART_MIN)
     }
 
+    /// Whether so much may be fetched for objects that aren't open yet: half of it all is left to those that are.
+    pub(super) fn has_room(&self, size: u64) -> bool {
+        self.held.load(Ordering::Relaxed) + size <= self.most / 2
+    }
+
     pub(super) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -124,34 +128,14 @@ impl Drop for Whole {
 /// A part that is there, or under way.
 struct Part {
     range: Range<u64>,
-    state: PartState,
+    cell: Arc<Cell>,
     abort: tokio::task::AbortHandle,
     _held: Held,
-}
-
-enum PartState {
-    Fetching(mpsc::Receiver<Result<Bytes>>),
-    There(Bytes),
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
         self.abort.abort();
-    }
-}
-
-impl Part {
-    fn bytes(&mut self) -> Result<&Bytes> {
-        if let PartState::Fetching(receiver) = &self.state {
-            let result = receiver.recv().unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Internal, "a task of the network panicked, or was ended"))
-            });
-            self.state = PartState::There(result?);
-        }
-        match &self.state {
-            PartState::There(bytes) => Ok(bytes),
-            PartState::Fetching(_) => unreachable!("it was taken in above"),
-        }
     }
 }
 
@@ -194,11 +178,10 @@ impl Ahead {
         };
         let range = start..end.min(self.object.size());
         let held = Held::take(&self.budget, range.end - range.start);
-        let (object, wanted) = (self.object.clone(), range.clone());
-        let (receiver, abort) = self.object.network().spawn(async move { object.fetch(wanted).await })?;
+        let (cell, abort) = self.object.fetch_ahead(range.clone())?;
         state.next = range.end;
         state.size = (state.size * 2).min(self.object.part_size());
-        state.parts.push_back(Part { range, state: PartState::Fetching(receiver), abort, _held: held });
+        state.parts.push_back(Part { range, cell, abort, _held: held });
         Ok(())
     }
 
@@ -261,17 +244,15 @@ impl Object for Ahead {
                 self.request(state, offset + wanted as u64 - state.next)?;
                 // Of a gap that is read through, nothing is kept.
                 while state.parts.front().is_some_and(|part| part.range.end <= offset) {
-                    state.parts.front_mut().expect("looked at").bytes()?;
-                    state.parts.pop_front();
+                    if let Some(part) = state.parts.pop_front() {
+                        part.cell.whole()?;
+                    }
                 }
             }
             self.top_up(state)?;
-            let part = state.parts.iter_mut().find(|part| part.range.contains(&at)).expect("parts have no gaps");
+            let part = state.parts.iter().find(|part| part.range.contains(&at)).expect("parts have no gaps");
             let from = (at - part.range.start) as usize;
-            let bytes = part.bytes()?;
-            let count = (bytes.len() - from).min(wanted - filled);
-            buf[filled..filled + count].copy_from_slice(&bytes[from..from + count]);
-            filled += count;
+            filled += part.cell.read(from, &mut buf[filled..wanted])?;
         }
         self.top_up(state)?;
         Ok(filled)

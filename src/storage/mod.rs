@@ -10,7 +10,7 @@
 //! list.rs      globs of local files               local.rs   local files
 //! address.rs   s3://, https://, hf://             hub.rs     listings of the hub, tokenizers from it
 //! remote.rs    one remote object of one version   ahead.rs   what a reader will want next
-//! cache.rs     blocks on a local disk
+//! cell.rs      a part that is read as it comes    cache.rs   blocks on a local disk
 //! network.rs   a range fetched, all of it         retry.rs   when a request is tried again
 //! s3.rs        http.rs                            options.rs [storage]
 //! ```
@@ -18,6 +18,7 @@
 mod address;
 mod ahead;
 mod cache;
+mod cell;
 mod http;
 mod hub;
 mod list;
@@ -76,6 +77,10 @@ pub trait Store: Debug + Send + Sync {
     fn open_version(&self, location: &str, _size: u64, _version: &Version) -> Result<Arc<dyn Object>> {
         self.open(location)
     }
+
+    /// Says that the object will be opened soon, so that what is read first may be on its way by then; with `all`, that all of it will
+    /// be read before others. What it costs is bounded; errors come out when it is read.
+    fn expect(&self, _location: &str, _size: u64, _version: &Version, _all: bool) {}
 
     /// Says that this process will read for `own` of `all` lanes, from which follows what is worth keeping.
     fn expect_lanes(&self, _own: u32, _all: u32) {}

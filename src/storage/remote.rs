@@ -8,13 +8,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 
 use super::address::Address;
 use super::ahead::{Ahead, Budget, Held, Whole};
 use super::cache::{BLOCK, Cache, CacheKey};
+use super::cell::{Cell, Filler};
 use super::network::{Network, Wanted};
 use super::{LocalFile, Object, Reading, Version};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +37,9 @@ pub(super) struct Shared {
     pub(super) cache: Option<Arc<Cache>>,
 }
 
+/// What is kept, or on its way.
+type Slot = Mutex<Option<(Arc<Cell>, Held)>>;
+
 /// A remote object of a known version.
 pub(super) struct Remote {
     shared: Shared,
@@ -44,14 +48,22 @@ pub(super) struct Remote {
     size: u64,
     part_size: u64,
     /// All of it, or its beginning; and its end.
-    head: Mutex<Option<(Bytes, Held)>>,
-    tail: Mutex<Option<(Bytes, Held)>>,
+    head: Slot,
+    tail: Slot,
     /// Each fetch is made until two agree.
     twice: bool,
     /// All of its parts, where there is room for them.
     grid: Option<Grid>,
+    /// The same, read afresh, where that was begun before it was asked for.
+    again: OnceLock<Arc<Remote>>,
     /// To hand itself to its readers.
     me: std::sync::Weak<Remote>,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Remote({})", self.address.shown)
+    }
 }
 
 impl Remote {
@@ -67,6 +79,7 @@ impl Remote {
         let grid = room.map(|room| Grid { parts: Mutex::default(), checked: OnceLock::new(), _room: room });
         Arc::new_cyclic(|me| Remote {
             grid,
+            again: OnceLock::new(),
             shared,
             address,
             version,
@@ -77,6 +90,11 @@ impl Remote {
             twice,
             me: me.clone(),
         })
+    }
+
+    /// Whether it is of this size and version.
+    pub(super) fn is(&self, size: u64, version: &Version) -> bool {
+        self.size == size && self.version == *version
     }
 
     pub(super) fn network(&self) -> &Arc<Network> {
@@ -150,15 +168,53 @@ impl Remote {
     }
 
     /// What is kept in `slot`, fetched the first time.
-    fn kept(&self, slot: &Mutex<Option<(Bytes, Held)>>, range: Range<u64>) -> Result<Bytes> {
+    fn kept(&self, slot: &Slot, range: Range<u64>) -> Result<Bytes> {
+        let cell = self.ask(slot, range)?;
+        cell.whole().inspect_err(|_| {
+            let mut slot = slot.lock().expect("no panic happens while it is held");
+            // The next reader tries once more.
+            slot.take_if(|(failed, _)| Arc::ptr_eq(failed, &cell));
+        })
+    }
+
+    /// What is to be kept in `slot`, asked for if it wasn't.
+    fn ask(&self, slot: &Slot, range: Range<u64>) -> Result<Arc<Cell>> {
         let mut slot = slot.lock().expect("no panic happens while it is held");
-        if let Some((bytes, _)) = &*slot {
-            return Ok(bytes.clone());
+        if let Some((cell, _)) = &*slot {
+            return Ok(cell.clone());
         }
         let held = Held::take(&self.shared.budget, range.end - range.start);
-        let bytes = self.fetch_now(range)?;
-        *slot = Some((bytes.clone(), held));
-        Ok(bytes)
+        let (cell, _) = self.fetch_ahead(range)?;
+        *slot = Some((cell.clone(), held));
+        Ok(cell)
+    }
+
+    /// Starts to fetch what readers will want first; with `all`, all of it, where all is held while it is open.
+    pub(super) fn want(self: &Arc<Self>, all: bool) {
+        // What can't be asked for is said by who reads it.
+        if self.is_small() {
+            let from = match self.is_doubtful(false) {
+                true => self.again.get_or_init(|| self.afresh()),
+                false => self,
+            };
+            let _ = from.ask(&from.head, 0..from.size);
+        } else if !self.is_doubtful(false) {
+            let _ = self.ask(&self.head, self.head_range());
+            if let Some(grid) = self.grid.as_ref().filter(|_| all) {
+                let _ = (0..self.size.div_ceil(self.part_size)).try_for_each(|n| self.part(grid, n).map(drop));
+            }
+        }
+    }
+
+    /// Bytes that [`Remote::want`] would have fetched ahead, beyond what room was taken for.
+    pub(super) fn wanted_bytes(&self) -> u64 {
+        self.head_range().end
+    }
+
+    /// The same object, each byte of which is fetched until two reads agree.
+    fn afresh(&self) -> Arc<Remote> {
+        let Remote { shared, address, version, size, part_size, .. } = self;
+        Remote::new(shared.clone(), address.clone(), version.clone(), *size, *part_size, true)
     }
 
     fn head_range(&self) -> Range<u64> {
@@ -171,9 +227,9 @@ impl Remote {
 
     /// The bytes, if they are kept.
     pub(super) fn at_hand(&self, offset: u64, count: usize) -> Option<Bytes> {
-        let within = |slot: &Mutex<Option<(Bytes, Held)>>, start: u64| {
+        let within = |slot: &Slot, start: u64| {
             let slot = slot.lock().expect("no panic happens while it is held");
-            let (bytes, _) = slot.as_ref()?;
+            let bytes = slot.as_ref()?.0.there()?;
             let from = usize::try_from(offset.checked_sub(start)?).ok()?;
             bytes.len().checked_sub(count).filter(|&last| from <= last)?;
             Some(bytes.slice(from..from + count))
@@ -193,37 +249,6 @@ struct Grid {
 /// Parts that are fetched before they are asked for.
 const PARTS_AHEAD: u64 = 2;
 
-/// A part that is there, or under way.
-#[derive(Default)]
-struct Cell {
-    bytes: Mutex<Option<Result<Bytes>>>,
-    filled: Condvar,
-}
-
-/// Fills a cell once, if only with an error: who waits for it would else wait for ever.
-struct Filler(Arc<Cell>);
-
-impl Filler {
-    fn fill(&self, result: Result<Bytes>) {
-        self.0.bytes.lock().expect("no panic happens while it is held").get_or_insert(result);
-        self.0.filled.notify_all();
-    }
-}
-
-impl Drop for Filler {
-    fn drop(&mut self) {
-        self.fill(Err(Error::new(ErrorKind::Internal, "a task of the network panicked, or was ended")));
-    }
-}
-
-impl Cell {
-    fn wait(&self) -> Result<Bytes> {
-        let bytes = self.bytes.lock().expect("no panic happens while it is held");
-        let bytes = self.filled.wait_while(bytes, |bytes| bytes.is_none()).expect("no panic happens while it is held");
-        bytes.clone().expect("it was waited for")
-    }
-}
-
 impl Remote {
     /// The part of that number, asked for if it wasn't.
     fn part(&self, grid: &Grid, number: u64) -> Result<Arc<Cell>> {
@@ -233,11 +258,31 @@ impl Remote {
         }
         let start = number * self.part_size;
         let range = start..(start + self.part_size).min(self.size);
-        let cell = Arc::new(Cell::default());
-        let (me, filler) = (self.me.upgrade().expect("whoever calls holds it"), Filler(cell.clone()));
-        self.network().spawn(async move { filler.fill(me.fetch(range).await) })?;
+        let (cell, _) = self.fetch_ahead(range)?;
         parts.insert(number, cell.clone());
         Ok(cell)
+    }
+
+    /// Starts to fetch a range, which can be read as it comes, until it is there or the handle is used.
+    pub(super) fn fetch_ahead(&self, range: Range<u64>) -> Result<(Arc<Cell>, tokio::task::AbortHandle)> {
+        let cell = Arc::new(Cell::new((range.end - range.start) as usize));
+        let (me, filler) = (self.me.upgrade().expect("whoever calls holds it"), Filler::new(cell.clone()));
+        let (_, abort) = self.network().spawn(async move { me.fill(range, filler).await })?;
+        Ok((cell, abort))
+    }
+
+    async fn fill(&self, range: Range<u64>, filler: Filler) {
+        // What is checked or kept as a whole is given when it is whole.
+        if self.shared.cache.is_some() || self.twice || range == (0..self.size) {
+            filler.end(self.fetch(range).await);
+            return;
+        }
+        let network = self.network();
+        let result = match network.live() {
+            Ok(live) => network.fetch_to(&live, &self.wanted(range), &mut |piece| filler.push(piece)).await,
+            Err(error) => Err(error),
+        };
+        filler.close(result.map(drop).map_err(gone));
     }
 
     /// Asks for the parts from `number` on that will be wanted soon.
@@ -252,11 +297,8 @@ impl Remote {
             let at = offset + filled as u64;
             let number = at / self.part_size;
             self.ask_ahead(grid, number)?;
-            let bytes = self.part(grid, number)?.wait()?;
             let from = (at - number * self.part_size) as usize;
-            let count = (bytes.len() - from).min(buf.len() - filled);
-            buf[filled..filled + count].copy_from_slice(&bytes[from..from + count]);
-            filled += count;
+            filled += self.part(grid, number)?.read(from, &mut buf[filled..])?;
         }
         Ok(())
     }
@@ -269,13 +311,11 @@ impl Remote {
         }
         let cells: Vec<Arc<Cell>> =
             grid.parts.lock().expect("no panic happens while it is held").values().cloned().collect();
-        if cells.len() as u64 != self.size.div_ceil(self.part_size) {
+        let parts: Option<Vec<Bytes>> = cells.iter().map(|cell| cell.there()).collect();
+        let Some(parts) = parts.filter(|parts| parts.len() as u64 == self.size.div_ceil(self.part_size)) else {
             return false;
-        }
-        *grid.checked.get_or_init(|| {
-            let parts: Result<Vec<Bytes>> = cells.iter().map(|cell| cell.wait()).collect();
-            parts.is_ok_and(|parts| self.network().has_this_sum(&self.version, &parts))
-        })
+        };
+        *grid.checked.get_or_init(|| self.network().has_this_sum(&self.version, &parts))
     }
 }
 
@@ -330,8 +370,7 @@ impl Object for Remote {
         if self.twice {
             return None;
         }
-        let Remote { shared, address, version, size, part_size, .. } = self;
-        Some(Remote::new(shared.clone(), address.clone(), version.clone(), *size, *part_size, true))
+        Some(self.again.get().cloned().unwrap_or_else(|| self.afresh()))
     }
 
     fn in_memory(&self) -> bool {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use globset::{GlobBuilder, GlobMatcher};
 
@@ -34,7 +34,12 @@ pub fn read_ahead_bytes(options: &StorageOptions, memory: ByteSize) -> u64 {
 #[derive(Debug)]
 pub struct Stores {
     shared: Shared,
+    /// Objects that will be opened soon, by location.
+    expected: Mutex<BTreeMap<String, Arc<Remote>>>,
 }
+
+/// Objects that are begun before they are opened, at most.
+const EXPECTED_MAX: usize = 4096;
 
 impl Stores {
     /// The stores of a config; `base` is the folder that relative paths are relative to. Nothing is connected to yet.
@@ -48,7 +53,22 @@ impl Stores {
                 budget: Arc::new(Budget::new(read_ahead_bytes(options, memory))),
                 cache: Cache::open(&options.cache, base)?.map(Arc::new),
             },
+            expected: Mutex::default(),
         })
+    }
+
+    fn expected(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Remote>>> {
+        self.expected.lock().expect("no panic happens while it is held")
+    }
+
+    fn remote(&self, location: &str, size: u64, version: &Version) -> Result<Arc<Remote>> {
+        let address = Arc::new(Address::new(location)?);
+        let options = &self.network().options;
+        let part_size = match address.target {
+            Target::S3 { .. } => options.s3.part_size.0,
+            _ => options.http.part_size.0,
+        };
+        Ok(Remote::new(self.shared.clone(), address, version.clone(), size, part_size, false))
     }
 
     fn network(&self) -> &Arc<Network> {
@@ -334,17 +354,30 @@ impl Store for Stores {
         if scheme(location).is_none() {
             return LocalStore.open(location);
         }
-        let address = Arc::new(Address::new(location)?);
-        let (shared, version) = (self.shared.clone(), version.clone());
         if version.whole {
-            return Ok(Arc::new(Spooled::new(shared, address, version, size)));
+            let address = Arc::new(Address::new(location)?);
+            return Ok(Arc::new(Spooled::new(self.shared.clone(), address, version.clone(), size)));
         }
-        let options = &self.network().options;
-        let part_size = match address.target {
-            Target::S3 { .. } => options.s3.part_size.0,
-            _ => options.http.part_size.0,
-        };
-        Ok(Remote::new(shared, address, version, size, part_size, false))
+        if let Some(begun) = self.expected().remove(location).filter(|begun| begun.is(size, version)) {
+            return Ok(begun);
+        }
+        let object = self.remote(location, size, version)?;
+        Ok(object)
+    }
+
+    fn expect(&self, location: &str, size: u64, version: &Version, all: bool) {
+        if scheme(location).is_none() || version.whole || size == 0 {
+            return;
+        }
+        let mut expected = self.expected();
+        if expected.len() >= EXPECTED_MAX || expected.contains_key(location) {
+            return;
+        }
+        let Ok(object) = self.remote(location, size, version) else { return };
+        if self.shared.budget.has_room(object.wanted_bytes()) {
+            object.want(all);
+            expected.insert(location.to_owned(), object);
+        }
     }
 
     fn expect_lanes(&self, own: u32, all: u32) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokenmill::config::Config;
 use tokenmill::error::{Error, ErrorKind, Result};
-use tokenmill::pipeline::{BlockCounts, Even, Pipeline, RunOptions, count_blocks};
+use tokenmill::pipeline::{BlockCounts, Even, Pipeline, RunOptions, count_blocks, read_ahead};
 use tokenmill::plan::Plan;
 use tokenmill::report::Meter;
 use tokenmill::tokenizer::Tokenizer;
@@ -40,9 +40,10 @@ pub fn run(arguments: &RunArguments, started: Instant) -> Result<u8> {
     }
     let plan = Arc::new(Plan::new(&config)?);
     plan.lanes_of(arguments.ranks.rank, arguments.ranks.world_size)?;
-    let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
     let places = Places::new(&config);
     let from = arguments.resume.as_deref().map(|path| places.load(path)).transpose()?;
+    read_ahead(&plan, arguments.ranks.rank, arguments.ranks.world_size, from.as_ref());
+    let tokenizer = Arc::new(Tokenizer::load(&config.tokenizer_options())?);
     if let (None, Some(folder)) = (&from, &arguments.checkpoint) {
         let ranks = &arguments.ranks;
         places.check_folder(folder, &plan.fingerprint(&tokenizer), ranks.rank, ranks.world_size)?;
