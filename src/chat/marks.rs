@@ -59,12 +59,27 @@ pub(super) fn by_headers(chat: &Chat, conversation: &Conversation, wanted: &[boo
     if let Some(index) = indices.iter().find(|&&index| !is_assistant(&conversation.messages[index])) {
         return Err(format!("message {index} isn't the assistant's, so it has no generation prompt"));
     }
-    let prompt = indices.iter().find_map(|&index| prompt(chat, conversation, index));
-    let prompt = prompt.ok_or("the template has no generation prompt")?;
-    let header = chat.control.literal_at(&prompt).map(|len| &prompt[..len]);
+    // Nearly always it is the usual one, which saves two renderings.
+    let usual = chat.usual_prompt.as_deref().map(|prompt| between_headers(chat, conversation, wanted, whole, prompt));
+    if let Some(Ok(spans)) = usual {
+        return Ok(spans);
+    }
+    let own = indices.iter().find_map(|&index| prompt(chat, conversation, index));
+    match (own, usual) {
+        (Some(own), Some(usual)) if Some(&own) == chat.usual_prompt.as_ref() => usual,
+        (Some(own), _) => between_headers(chat, conversation, wanted, whole, &own),
+        (None, Some(usual)) => usual,
+        (None, None) => Err("the template has no generation prompt".into()),
+    }
+}
+
+/// The same for one generation prompt.
+fn between_headers(chat: &Chat, conversation: &Conversation, wanted: &[bool], whole: &str, prompt: &str) -> Spans {
+    let indices: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index]).collect();
+    let header = chat.control.literal_at(prompt).map(|len| &prompt[..len]);
     let header = header.ok_or("the generation prompt doesn't begin with a control token")?;
     // A prompt of several lines may begin what the model is to say as well (`<think>`): earlier turns have its first line.
-    let line = prompt.split_inclusive('\n').next().unwrap_or(&prompt);
+    let line = prompt.split_inclusive('\n').next().unwrap_or(prompt);
     // Content that is blank may matter to the template, so it is tried with and without.
     let others = |blank: bool| -> Vec<usize> {
         let has = |message: &Json| says(message) || blank && message["content"].is_string();
@@ -103,7 +118,7 @@ pub(super) fn by_headers(chat: &Chat, conversation: &Conversation, wanted: &[boo
         }
         while let Some(&index) = wanted_after.next_if(|index| **index < before) {
             let own = headers[index - first];
-            let begins = [prompt.as_str(), line].into_iter().find(|header| whole[own..].starts_with(header));
+            let begins = [prompt, line].into_iter().find(|header| whole[own..].starts_with(header));
             let begins = begins.ok_or_else(|| format!("message {index} doesn't begin with the generation prompt"))?;
             let next = headers.get(index - first + 1).copied().unwrap_or(end);
             spans.push(own + begins.len()..next);
@@ -113,7 +128,7 @@ pub(super) fn by_headers(chat: &Chat, conversation: &Conversation, wanted: &[boo
 }
 
 /// What the template writes for the assistant to go on from, in place of message `index`.
-fn prompt(chat: &Chat, conversation: &Conversation, index: usize) -> Option<String> {
+pub(super) fn prompt(chat: &Chat, conversation: &Conversation, index: usize) -> Option<String> {
     let render = |prompt| chat.render(conversation, index, prompt).map(|text| take_marks(&text).0);
     let with = (index > 0).then(|| render(true).ok())??;
     let without = render(false).ok()?;

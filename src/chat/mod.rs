@@ -183,6 +183,8 @@ pub struct Chat {
     variables: Vec<(String, minijinja::Value)>,
     /// The generation prompt that the template writes whatever it is told; mostly none.
     standing_prompt: String,
+    /// The generation prompt behind a user's message.
+    usual_prompt: Option<String>,
     said: OnceLock<()>,
 }
 
@@ -358,9 +360,11 @@ impl Chat {
             control,
             variables,
             standing_prompt: String::new(),
+            usual_prompt: None,
             said: OnceLock::new(),
         };
         chat.standing_prompt = spans::standing_prompt(&chat);
+        chat.usual_prompt = spans::usual_prompt(&chat);
         Ok(chat)
     }
 
@@ -391,7 +395,7 @@ impl Chat {
         findings.push(match self.template.has_generation() {
             true => "the template marks what the assistant says ({% generation %})".into(),
             false => {
-                "the template has no {% generation %}: spans come from literal prefixes, else from marks around what is said".into()
+                "the template has no {% generation %}: spans come from headers between marks, literal prefixes, or marks around what is said".into()
             }
         });
         let mut ids: Vec<Vec<u32>> = Vec::new();

@@ -5,10 +5,10 @@
 //!
 //! ```text
 //! generation   the template says so: {% generation %} ... {% endgeneration %}
-//! prefixes     render(messages[..i], add_generation_prompt) and render(messages[..=i]) are literal prefixes of the whole; the span is
-//!              between their ends, so it begins behind the header and holds what ends the turn
 //! headers      marks around what others say come out around it, and between two of them every message has exactly one header, which begins
 //!              with the control token that the generation prompt begins with; the span is between the prompt and the next header
+//! prefixes     render(messages[..i], add_generation_prompt) and render(messages[..=i]) are literal prefixes of the whole; the span is
+//!              between their ends, so it begins behind the header and holds what ends the turn
 //! sentinels    marks around the content come out around it, and without them the text is the whole; the control token behind it belongs
 //!              to the turn where it is shown to end turns, see `marks.rs`
 //! ```
@@ -103,22 +103,27 @@ pub(super) fn turns(conversation: &Conversation, train_on: TrainOn) -> Vec<Conve
     (0..wanted.len()).filter(|&index| wanted[index] && is_assistant(&conversation.messages[index])).map(turn).collect()
 }
 
-/// What a template that isn't asked for a generation prompt writes all the same: found by rendering no messages, where asking for the prompt changes nothing.
+/// A user's only message.
+fn question() -> Conversation {
+    let message = serde_json::json!({"role": "user", "content": "a"});
+    Conversation { messages: vec![message], tools: None, documents: None, train: vec![None], completion: 1 }
+}
+
+/// What a template that isn't asked for a generation prompt writes all the same: found by rendering no messages, where asking for the prompt changes
+/// nothing.
 pub(super) fn standing_prompt(chat: &Chat) -> String {
-    let conversation = |messages: Vec<Json>| Conversation {
-        train: vec![None; messages.len()],
-        completion: messages.len(),
-        messages,
-        tools: None,
-        documents: None,
-    };
-    let asked = conversation(vec![serde_json::json!({"role": "user", "content": "a"})]);
+    let asked = question();
     let render = |prompt| chat.render(&asked, 1, prompt).ok();
-    let prompt = chat.render(&conversation(Vec::new()), 0, false).unwrap_or_default();
+    let prompt = chat.render(&asked, 0, false).unwrap_or_default();
     match (render(false), render(true)) {
         (Some(without), Some(with)) if without == with && with.ends_with(&prompt) => prompt,
         _ => String::new(),
     }
+}
+
+/// The generation prompt behind a user's message.
+pub(super) fn usual_prompt(chat: &Chat) -> Option<String> {
+    marks::prompt(chat, &question(), 1)
 }
 
 /// Renders the conversation, and finds what is trained.
@@ -149,8 +154,9 @@ pub(super) fn find(chat: &Chat, conversation: &Conversation) -> Result<Rendered>
     }
     let mut reasons = Vec::new();
     let methods: [(Method, Find); 3] = [
-        (Method::Prefixes, by_prefixes),
+        // Two renderings, however many turns there are.
         (Method::Headers, marks::by_headers),
+        (Method::Prefixes, by_prefixes),
         (Method::Sentinels, marks::by_sentinels),
     ];
     for (method, find) in methods {

@@ -19,6 +19,7 @@ mod builtin;
 mod definition;
 mod engine;
 mod files;
+mod parts;
 mod place;
 mod probe;
 mod sentencepiece;
@@ -27,13 +28,13 @@ mod tiktoken;
 mod vocabulary;
 
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use definition::{Definition, Roles};
+use parts::Inside;
 pub use place::Group;
 use vocabulary::Vocabulary;
 
@@ -153,27 +154,6 @@ pub struct Tokenizer {
     inside: Option<Inside>,
 }
 
-/// The definition, compressed, without the space that it puts before a text; and its encoder, loaded when it is first wanted: only
-/// conversations do.
-struct Inside {
-    packed: Vec<u8>,
-    choice: EngineChoice,
-    special_tokens: SpecialTokens,
-    encoder: OnceLock<Result<Box<dyn Encoder>>>,
-}
-
-impl Inside {
-    fn encoder(&self) -> Result<&dyn Encoder> {
-        let load = || {
-            let json = engine::unpack(&self.packed);
-            let mut definition = Definition { json, roles: Default::default() };
-            let reference = engine::Reference::load(&mut definition, self.special_tokens)?;
-            engine::choose(self.choice, self.special_tokens, reference, definition).map(|(encoder, _)| encoder)
-        };
-        self.encoder.get_or_init(load).as_deref().map_err(Clone::clone)
-    }
-}
-
 /// A special token as a template writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControlToken {
@@ -201,36 +181,6 @@ fn control_tokens(definition: &Definition) -> Vec<ControlToken> {
             })
         })
         .collect()
-}
-
-/// The definition for parts of a text that aren't its first, where one step puts a space before the first alone
-/// (`prepend_scheme = "first"`).
-fn inside(definition: &Definition) -> Option<serde_json::Value> {
-    // The number of places that were changed.
-    fn never(value: &mut serde_json::Value) -> usize {
-        match value {
-            serde_json::Value::Object(fields) => {
-                let first = fields.get_mut("prepend_scheme").filter(|scheme| *scheme == "first");
-                let here = usize::from(first.map(|scheme| *scheme = "never".into()).is_some());
-                here + fields.values_mut().map(never).sum::<usize>()
-            }
-            serde_json::Value::Array(items) => items.iter_mut().map(never).sum(),
-            _ => 0,
-        }
-    }
-    let mut pre_tokenizer = definition.json["pre_tokenizer"].clone();
-    (never(&mut pre_tokenizer) > 0).then(|| {
-        let mut json = definition.json.clone();
-        json["pre_tokenizer"] = pre_tokenizer;
-        json
-    })
-}
-
-/// The id of the token for what isn't in the vocabulary.
-fn unknown(definition: &Definition, vocabulary: &Vocabulary) -> Option<u32> {
-    let model = &definition.json["model"];
-    let by_name = || vocabulary.id(model["unk_token"].as_str()?);
-    model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok()).or_else(by_name)
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -271,12 +221,8 @@ impl Tokenizer {
         let vocabulary = Vocabulary::new(&definition)?;
         let roles = roles(options, &definition, &vocabulary)?;
         let hash = hash(options, definition.digest(), roles);
-        let (control, unknown) = (control_tokens(&definition), unknown(&definition, &vocabulary));
-        let pack_inside = |json| {
-            let (choice, special_tokens) = (options.engine, options.special_tokens);
-            engine::pack(&json).map(|packed| Inside { packed, choice, special_tokens, encoder: OnceLock::new() })
-        };
-        let inside = inside(&definition).map(pack_inside).transpose()?;
+        let (control, unknown) = (control_tokens(&definition), parts::unknown(&definition, &vocabulary));
+        let inside = Inside::of(&definition, options)?;
         let (encoder, reason) = engine::choose(options.engine, options.special_tokens, reference, definition)
             .map_err(|error| named(error, &options.path))?;
         tracing::info!(tokenizer = options.path, engine = encoder.engine(), reason, "tokenizer loaded");
@@ -361,33 +307,6 @@ impl Tokenizer {
     /// The special tokens as templates write them.
     pub fn control_tokens(&self) -> &[ControlToken] {
         &self.control
-    }
-
-    /// Appends the ids of a part of a text that was cut at its special tokens; `first` says that the text begins with it.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::encode_into`].
-    pub fn encode_part_into(&self, part: &str, first: bool, ids: &mut Vec<u32>) -> Result<()> {
-        self.part_encoder(first)?.encode_into(part, ids)
-    }
-
-    /// Where the tokens of such a part are in it, in groups that decoding verifies; `None` where it can't.
-    ///
-    /// Cost: some ten times that of encoding, and at the first call loading the reference.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::encode_into`].
-    pub fn part_groups(&self, part: &str, first: bool) -> Result<Option<Vec<Group>>> {
-        let encoder = self.part_encoder(first)?;
-        let ranges = encoder.ranges(part)?;
-        Ok(place::groups(part, &ranges, &self.vocabulary, self.unknown, &|part| encoder.normalized(part).ok()))
-    }
-
-    fn part_encoder(&self, first: bool) -> Result<&dyn Encoder> {
-        match &self.inside {
-            Some(inside) if !first => inside.encoder(),
-            _ => Ok(&*self.encoder),
-        }
     }
 
     /// The EOS that follows each document, if one does.

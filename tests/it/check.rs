@@ -71,7 +71,7 @@ fn check_counts_by_hand() {
         line.unwrap_or_else(|| panic!("no {name:?} in {out}"))[name.len()..].trim().to_owned()
     };
     assert_eq!(value("record formats"), "messages 5");
-    assert_eq!(value("spans found by"), "literal prefixes 4, none needed 1");
+    assert_eq!(value("spans found by"), "headers between marks 4, none needed 1");
     assert_eq!(value("bad records"), "1");
     assert_eq!(value("rows with no trained token (dropped)"), "1");
     assert_eq!(value("rows longer than a block of 64 (would be truncated)"), "2");
