@@ -46,6 +46,7 @@ use lane::{Lane, first_turns, part_of};
 pub use locate::{DocumentPart, locate};
 pub use memory::{MemoryPrediction, predict_memory};
 use parallel::Parallel;
+pub use reader::read_ahead;
 use reader::{Context, LaneReader};
 use resume::{Resumed, resume, run_clock, skip_ranges};
 use serial::Serial;
@@ -159,26 +160,6 @@ pub struct Pipeline {
 
 /// Places of bad records that a pipeline keeps.
 const BAD_RECORDS_KEPT: usize = 5;
-
-/// Starts to fetch what the lanes of a rank will read first, where that is remote; the pipeline that is made next finds it on its
-/// way. To be called before the tokenizer is loaded, which takes a while. Does nothing that has to be waited for.
-pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpoint>) {
-    let Ok(lanes) = plan.lanes_of(rank, world_size) else { return };
-    plan.store.expect_lanes(lanes.len() as u32, plan.config.lanes);
-    let sources: Vec<&PlannedSource> = plan.sources.iter().filter(|s| s.weight > 0 && s.is_remote()).collect();
-    for lane in lanes {
-        for source in &sources {
-            let states = from.iter().flat_map(|from| &from.cursors).filter(|state| state.lane == lane);
-            let place =
-                states.filter_map(|state| state.sources.get(source.name())).map(|state| state.cursor.place).next();
-            let place = place.unwrap_or_default();
-            reader::next_shards(source, lane, (place.epoch, place.walk), &mut |shard| {
-                let entry = &source.manifest.shards[shard as usize];
-                plan.store.expect(&entry.location, entry.size, &entry.version, true);
-            });
-        }
-    }
-}
 
 impl Pipeline {
     /// Starts a run, afresh or from a checkpoint that holds at least the lanes of this rank.

@@ -23,6 +23,7 @@ use crate::packing::Cursor;
 use crate::plan::{Plan, PlannedSource};
 use crate::shard::{Format, Shard, Start, UnitReader};
 use crate::source::Share;
+use crate::state::Checkpoint;
 use crate::tokenizer::Tokenizer;
 
 /// Bad records whose places one piece keeps.
@@ -94,7 +95,7 @@ const NEXT_SHARDS: u64 = 16;
 const NEXT_BYTES: u64 = 4 << 20;
 
 /// Calls `each` with the shards that a lane will open from a place of its walk on, as far as it is worth fetching ahead.
-pub(super) fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32, u64), each: &mut dyn FnMut(u64)) {
+fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32, u64), each: &mut dyn FnMut(u64)) {
     let mut bytes = 0;
     for walk in walk..walk + NEXT_SHARDS {
         let Some(share) = source.dealing_at(epoch).share(lane, epoch, walk) else { break };
@@ -102,6 +103,26 @@ pub(super) fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32
         bytes += source.manifest.shards[share.shard as usize].size;
         if bytes > NEXT_BYTES {
             break;
+        }
+    }
+}
+
+/// Starts to fetch what the lanes of a rank will read first, where that is remote; the pipeline that is made next finds it on its
+/// way. To be called before the tokenizer is loaded, which takes a while. Does nothing that has to be waited for.
+pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpoint>) {
+    let Ok(lanes) = plan.lanes_of(rank, world_size) else { return };
+    plan.store.expect_lanes(lanes.len() as u32, plan.config.lanes);
+    let sources: Vec<&PlannedSource> = plan.sources.iter().filter(|s| s.weight > 0 && s.is_remote()).collect();
+    for lane in lanes {
+        for source in &sources {
+            let states = from.iter().flat_map(|from| &from.cursors).filter(|state| state.lane == lane);
+            let place =
+                states.filter_map(|state| state.sources.get(source.name())).map(|state| state.cursor.place).next();
+            let place = place.unwrap_or_default();
+            next_shards(source, lane, (place.epoch, place.walk), &mut |shard| {
+                let entry = &source.manifest.shards[shard as usize];
+                plan.store.expect(&entry.location, entry.size, &entry.version, true);
+            });
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use tokenmill::config::ByteSize;
@@ -67,6 +67,33 @@ fn ports() -> u16 {
     panic!("no ten free ports");
 }
 
+/// Servers that run, and their folders.
+static STARTED: Mutex<Vec<(u32, PathBuf)>> = Mutex::new(Vec::new());
+
+/// Has the server killed, and what it stored removed, when the tests exit: nothing is dropped then, and it stores most of a GB.
+fn ends_with_the_tests(server: u32, folder: &std::path::Path) {
+    extern "C" fn end() {
+        for (server, folder) in STARTED.lock().map(|mut started| std::mem::take(&mut *started)).unwrap_or_default() {
+            // SAFETY: a signal to a process that was started here, and that nobody has waited for unless it ended.
+            #[cfg(unix)]
+            unsafe {
+                libc::kill(server as libc::pid_t, libc::SIGKILL);
+            }
+            for _ in 0..50 {
+                // It may still write for a moment.
+                if std::fs::remove_dir_all(&folder).is_ok() || !folder.exists() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+    let mut started = STARTED.lock().expect("no panic happens while it is held");
+    // SAFETY: the function touches nothing but the list, which it empties.
+    unsafe { libc::atexit(end) };
+    started.push((server, folder.to_owned()));
+}
+
 fn start(program: &std::path::Path) -> Seaweed {
     for _ in 0..5 {
         let base = ports();
@@ -116,8 +143,10 @@ fn start(program: &std::path::Path) -> Seaweed {
                 }
             }
             let mut child = command.spawn().expect("the S3 server can be started");
+            ends_with_the_tests(child.id(), folder.path());
             sender.send(()).expect("it is waited for");
             let _ = child.wait();
+            STARTED.lock().expect("no panic happens while it is held").retain(|(server, _)| *server != child.id());
         });
         receiver.recv().expect("it was started");
         let address = SocketAddr::from(([127, 0, 0, 1], base));
