@@ -42,6 +42,8 @@ pub struct State {
     pub listings: AtomicU64,
     /// Connections are refused, and those there are cut.
     pub dead: AtomicBool,
+    /// It is dead from this GET on.
+    pub dies_at: AtomicU64,
     stopped: AtomicBool,
 }
 
@@ -55,6 +57,7 @@ impl Proxy {
             damaged: AtomicU64::new(0),
             listings: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            dies_at: AtomicU64::new(u64::MAX),
             stopped: AtomicBool::new(false),
         });
         let address = listen(state.clone(), |state: &State| &state.stopped, State::serve);
@@ -129,10 +132,14 @@ impl State {
             let lists = method == "GET" && target.contains("list-type");
             self.listings.fetch_add(lists.into(), Ordering::SeqCst);
             let counts = method == "GET" && !lists && !path.is_empty();
+            let get = if counts { self.gets.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
+            if get >= self.dies_at.load(Ordering::SeqCst) {
+                self.dead.store(true, Ordering::SeqCst);
+                reset(&to_client);
+                return Ok(());
+            }
             let damage = match counts {
-                true if (self.gets.fetch_add(1, Ordering::SeqCst) + 1).is_multiple_of(self.every) => {
-                    *self.damage.lock().expect("no panic")
-                }
+                true if get.is_multiple_of(self.every) => *self.damage.lock().expect("no panic"),
                 _ => Damage::Nothing,
             };
             if damage != Damage::Nothing {

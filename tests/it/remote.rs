@@ -194,14 +194,14 @@ fn a_server_that_stays_away() {
         let corpus = corpus(&[Kind::Jsonl]);
         let (expected, _) = outcome(&corpus.plan(HEAD), 0);
         let server = Server::start(corpus.folder.path(), Manners::default());
-        let proxy = Proxy::start(server.address, Damage::Nothing, 1);
         for bound in ["tries = 4\n", "max_time = \"400ms\"\n"] {
-            proxy.state.dead.store(false, Ordering::SeqCst);
+            let proxy = Proxy::start(server.address, Damage::Nothing, 1);
             let head = format!("{HEAD}{FAST}{bound}[errors]\nbad_record = \"skip\"\n");
             let plan = planned(&remote_config(&corpus, &head, &proxy.url("")));
+            // In the middle of what is to be read, however far ahead that happens.
+            proxy.state.dies_at.store(proxy.state.gets.load(Ordering::SeqCst) + 4, Ordering::SeqCst);
             let mut pipeline = start(&plan, How { threads: 2, ..SERIAL }, None).expect("a fresh run");
-            let mut found = blocks(&take(&mut pipeline, 3));
-            proxy.state.dead.store(true, Ordering::SeqCst);
+            let mut found = Vec::new();
             let error = loop {
                 match pipeline.next_batch() {
                     Ok(batch) => found.extend(batch.expect("it can't end").blocks),
