@@ -44,6 +44,9 @@ use crate::storage::{Object, Reading, reader};
 /// No record and no window may be larger: offsets in a window are 32 bits.
 const SIZE_MAX: u64 = 1 << 30;
 
+/// What a reader of text expects to read behind its range.
+const RECORD_REST: u64 = 32 << 10;
+
 /// How a shard holds its records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -327,7 +330,9 @@ impl Shard {
                 plan.unit_end = Some(end);
                 // Everything before the first window's grid line is skipped.
                 let from = first.saturating_add(start.window.saturating_mul(self.window)).min(end);
-                (Box::new(Plain::new(reader(object, from..end, Reading::Along), first)), first)
+                // The last record goes on behind: a request less for most.
+                let read_end = end.saturating_add(RECORD_REST).min(size);
+                (Box::new(Plain::new(reader(object, from..read_end, Reading::Along), first)), first)
             }
             Layout::Frames { table, units } => {
                 let mut first = units[unit as usize];

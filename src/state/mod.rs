@@ -59,7 +59,7 @@ mod objects;
 mod shards;
 
 pub use files::{Saved, check_folder, load, load_around, load_files, save};
-pub use objects::{check_objects, load_objects, save_object};
+pub use objects::{check_objects, load_object_files, load_objects, load_objects_around, save_object};
 pub(crate) use shards::shard_stages;
 pub use shards::{ShardStage, data_difference};
 

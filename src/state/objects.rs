@@ -5,7 +5,7 @@
 //! temporary folder, from the newest on, until it finds a complete one there. Does not know: what the cursors mean.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Checkpoint, Fingerprint, Saved, files};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +36,14 @@ pub fn save_object(stores: &Stores, location: &str, checkpoint: &Checkpoint) -> 
 /// # Errors
 /// As [`super::load`].
 pub fn load_objects(stores: &Stores, location: &str) -> Result<Checkpoint> {
+    load_object_files(stores, location).map(|(checkpoint, _)| checkpoint)
+}
+
+/// As [`load_objects`], with the objects that were read and their sizes in bytes.
+///
+/// # Errors
+/// As [`super::load`].
+pub fn load_object_files(stores: &Stores, location: &str) -> Result<(Checkpoint, Vec<(PathBuf, u64)>)> {
     let location = location.trim_end_matches('/');
     let (above, last) = location.rsplit_once('/').unwrap_or(("", location));
     let (root, wanted) = match (files::step_number(Path::new(last)), last.ends_with(".json")) {
@@ -44,7 +52,11 @@ pub fn load_objects(stores: &Stores, location: &str) -> Result<Checkpoint> {
             Some((root, step)) if files::step_number(Path::new(step)).is_some() => {
                 (root, Some(format!("{step}/{last}")))
             }
-            _ => return Checkpoint::parse(&stores.read_all(location, OBJECT_MAX)?),
+            _ => {
+                let bytes = stores.read_all(location, OBJECT_MAX)?;
+                let checkpoint = Checkpoint::parse(&bytes).map_err(|error| error.and(location))?;
+                return Ok((checkpoint, vec![(location.into(), bytes.len() as u64)]));
+            }
         },
         _ => (location, None),
     };
@@ -63,7 +75,7 @@ pub fn load_objects(stores: &Stores, location: &str) -> Result<Checkpoint> {
     for objects in steps.into_values().rev() {
         copy.take(&objects)?;
         // Other ranks' last files may lie in the steps before.
-        match files::load(&path) {
+        match files::load_files(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => result = Some(Err(error)),
             found => {
                 result = Some(found);
@@ -71,7 +83,48 @@ pub fn load_objects(stores: &Stores, location: &str) -> Result<Checkpoint> {
             }
         }
     }
-    result.expect("there is a step").map_err(|error| copy.named(error))
+    let (checkpoint, files) = result.expect("there is a step").map_err(|error| copy.named(error))?;
+    let named = |file: PathBuf| {
+        let size = std::fs::metadata(&file).map_or(0, |file| file.len());
+        let name = file.strip_prefix(copy.folder.path()).unwrap_or(&file);
+        (format!("{root}/{}", name.display()).into(), size)
+    };
+    Ok((checkpoint, files.into_iter().map(named).collect()))
+}
+
+/// Reads the checkpoints on both sides of block number `blocks` of `lane`, as [`super::load_around`] does.
+///
+/// Cost: reads the objects of steps from the newest on, until one lies before.
+///
+/// # Errors
+/// As [`super::load`].
+pub fn load_objects_around(stores: &Stores, location: &str, lane: u32, blocks: u64) -> Result<Vec<Checkpoint>> {
+    let location = location.trim_end_matches('/');
+    let last = location.rsplit_once('/').map_or(location, |(_, last)| last);
+    if files::step_number(Path::new(last)).is_some() || last.ends_with(".json") {
+        return Ok(vec![load_objects(stores, location)?]);
+    }
+    let steps = steps(stores, location)?;
+    if steps.is_empty() {
+        return Err(Error::new(ErrorKind::NotFound, format!("no checkpoint at {location}")));
+    }
+    let copy = Copy::new(stores, location)?;
+    let mut result = Ok(Vec::new());
+    for objects in steps.into_values().rev() {
+        copy.take(&objects)?;
+        // What lacks files of steps before is looked at again with those.
+        result = files::load_around(copy.folder.path(), lane, blocks);
+        let is_before = |checkpoint: &Checkpoint| {
+            let state = checkpoint.cursors.iter().find(|state| state.lane == lane);
+            state.is_some_and(|state| state.blocks <= blocks)
+        };
+        match &result {
+            Ok(found) if found.first().is_some_and(is_before) => break,
+            Err(error) if error.kind() != ErrorKind::NotFound => break,
+            _ => {}
+        }
+    }
+    result.map_err(|error| copy.named(error))
 }
 
 /// Checks that a fresh run may write its steps below `location`, as [`super::check_folder`] does for a folder.

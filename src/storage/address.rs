@@ -61,6 +61,9 @@ impl Target {
                 if bucket.is_empty() || key.is_empty() {
                     return Err(wrong("s3://bucket/key"));
                 }
+                if bucket.contains(['*', '?', '[', '{']) {
+                    return Err(wrong("a bucket's plain name: only keys can have wildcards"));
+                }
                 Ok(Target::S3 { bucket: bucket.into(), key: key.into() })
             }
             Some("http" | "https") => {

@@ -140,6 +140,10 @@ where
                     ErrorKind::Read,
                     "check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, storage.s3.profile)",
                 ),
+                (_, Some("ExpiredToken" | "ExpiredTokenException" | "InvalidToken" | "TokenRefreshRequired")) => (
+                    ErrorKind::Read,
+                    "the credentials are no longer valid: get new ones and resume (AWS_SESSION_TOKEN, storage.s3.profile)",
+                ),
                 (401 | 403, _) => (
                     ErrorKind::Read,
                     "check the credentials, their right to this bucket and key, and storage.s3.anonymous; S3 says this also of \

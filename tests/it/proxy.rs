@@ -24,6 +24,10 @@ pub enum Damage {
     Stalls(usize),
     /// One byte of the body is another.
     Flipped(usize),
+    /// A status with an S3 error of that code in place of the response.
+    Says(u16, &'static str),
+    /// Each damaged response in another way, in turn: cut, short, busy, an internal error, late.
+    InTurn,
 }
 
 pub struct Proxy {
@@ -38,12 +42,17 @@ pub struct State {
     /// GETs of objects, and how many of them were damaged.
     pub gets: AtomicU64,
     pub damaged: AtomicU64,
+    /// Those that wait for a late response, and most that did at once.
+    waiting: AtomicU64,
+    pub waiting_most: AtomicU64,
     /// Pages of listings.
     pub listings: AtomicU64,
-    /// Connections are refused, and those there are cut.
+    /// Connections are taken and reset, and those there are cut.
     pub dead: AtomicBool,
     /// It is dead from this GET on.
     pub dies_at: AtomicU64,
+    /// Nobody listens, so connections are refused, as when the server's process is gone.
+    closed: AtomicBool,
     stopped: AtomicBool,
 }
 
@@ -55,13 +64,35 @@ impl Proxy {
             every,
             gets: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            waiting_most: AtomicU64::new(0),
             listings: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             dies_at: AtomicU64::new(u64::MAX),
+            closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
-        let address = listen(state.clone(), |state: &State| &state.stopped, State::serve);
+        let address = listen(state.clone(), "127.0.0.1:0", |state: &State| state.is_over(), State::serve);
         Proxy { address, state }
+    }
+
+    /// Closes its port for `time` once it has seen `gets` more GETs; to be joined.
+    pub fn closes(&self, gets: u64, time: Duration) -> std::thread::JoinHandle<()> {
+        let (state, address) = (self.state.clone(), self.address);
+        let until = state.gets.load(Ordering::SeqCst) + gets;
+        std::thread::spawn(move || {
+            while state.gets.load(Ordering::SeqCst) < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            state.dead.store(true, Ordering::SeqCst);
+            state.closed.store(true, Ordering::SeqCst);
+            // The listener sees it with the next connection, and is dropped.
+            let _ = TcpStream::connect(address);
+            std::thread::sleep(time);
+            state.closed.store(false, Ordering::SeqCst);
+            state.dead.store(false, Ordering::SeqCst);
+            listen(state, &address.to_string(), |state: &State| state.is_over(), State::serve);
+        })
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -108,6 +139,10 @@ fn reset(stream: &TcpStream) {
 }
 
 impl State {
+    fn is_over(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed) || self.closed.load(Ordering::SeqCst)
+    }
+
     fn is_dead(&self) -> bool {
         self.dead.load(Ordering::SeqCst)
     }
@@ -142,20 +177,41 @@ impl State {
                 true if get.is_multiple_of(self.every) => *self.damage.lock().expect("no panic"),
                 _ => Damage::Nothing,
             };
-            if damage != Damage::Nothing {
-                self.damaged.fetch_add(1, Ordering::SeqCst);
-            }
-            if damage == Damage::Busy {
-                let xml = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+            let damaged = match damage {
+                Damage::Nothing => 0,
+                _ => self.damaged.fetch_add(1, Ordering::SeqCst),
+            };
+            let damage = match damage {
+                Damage::InTurn => [
+                    Damage::Cut(3000),
+                    Damage::Short(9),
+                    Damage::Busy,
+                    Damage::Says(500, "InternalError"),
+                    Damage::Late(Duration::from_millis(30)),
+                ][damaged as usize % 5],
+                damage => damage,
+            };
+            let refusal = match damage {
+                Damage::Busy => Some((503, "SlowDown")),
+                Damage::Says(status, code) => Some((status, code)),
+                _ => None,
+            };
+            if let Some((status, code)) = refusal {
+                let xml = format!(
+                    "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>Please don't.</Message></Error>"
+                );
                 write!(
                     to_client,
-                    "HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: {}\r\n\r\n{xml}",
+                    "HTTP/1.1 {status} No\r\nContent-Type: application/xml\r\nContent-Length: {}\r\n\r\n{xml}",
                     xml.len()
                 )?;
                 continue;
             }
             if let Damage::Late(time) = damage {
+                let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
+                self.waiting_most.fetch_max(waiting, Ordering::SeqCst);
                 std::thread::sleep(time);
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
             }
             let mut request = format!("{method} {target} HTTP/1.1\r\n");
             for (name, value) in &headers {

@@ -93,9 +93,9 @@ fn the_same_stream_through_faults() {
                 assert!(error.is_none(), "{what}: {error:?}");
                 assert!(found == expected, "{what}: other blocks");
                 let traffic = plan.store.traffic();
-                assert_eq!(
-                    traffic.retries > 0,
-                    !matches!(damage, Damage::Nothing | Damage::Late(_)),
+                // A slow machine may time out where nothing is wrong.
+                assert!(
+                    traffic.retries > 0 || matches!(damage, Damage::Nothing | Damage::Late(_)),
                     "{what}: {traffic:?}"
                 );
             }
@@ -187,6 +187,27 @@ fn a_server_that_dies_for_a_while() {
     });
 }
 
+/// A server whose port is closed for many rounds of waiting, and opened again.
+#[test]
+fn a_server_that_is_started_again() {
+    within(120, || {
+        let corpus = corpus(&[Kind::Jsonl, Kind::Parquet]);
+        let (expected, _) = outcome(&corpus.plan(HEAD), 0);
+        let server = Server::start(corpus.folder.path(), Manners::default());
+        let proxy = Proxy::start(server.address, Damage::Nothing, 1);
+        let head = format!("{HEAD}{FAST}tries = 2000\n");
+        for threads in [0, 2] {
+            let plan = planned(&remote_config(&corpus, &head, &proxy.url("")));
+            let killer = proxy.closes(8, Duration::from_secs(2));
+            let (found, error) = outcome(&plan, threads);
+            killer.join().expect("it only waits");
+            assert!(error.is_none() && found == expected, "{threads} threads: {error:?}");
+            // Waits are 20 ms at most, so each that waits has tried many times.
+            assert!(plan.store.traffic().retries_by["connection"] > 20, "{:?}", plan.store.traffic());
+        }
+    });
+}
+
 /// One that stays away: an error in bounded time that names what was read and the bound, and what came before it is right.
 #[test]
 fn a_server_that_stays_away() {
@@ -242,13 +263,11 @@ fn what_cannot_pass_is_said_at_once() {
                 "longer" => copy(&|bytes| bytes.extend_from_slice(b"{\"text\":\"more\"}\n")),
                 _ => std::fs::remove_dir_all(folder.path().join("jsonl")).expect("it can be removed"),
             }
-            let began = Instant::now();
             let (found, error) = outcome(&plan, 2);
             let error = error.unwrap_or_else(|| panic!("{what}: no error"));
-            assert!(found.is_empty() && began.elapsed() < Duration::from_secs(10), "{what}");
+            assert!(found.is_empty() && !error.detail().contains("gave up"), "{what}: {error}");
             assert_eq!(error.kind(), ErrorKind::Read, "{error}");
             assert!(error.detail().contains(words) && error.detail().contains("/jsonl/00"), "{error}");
-            assert_eq!(plan.store.traffic().retries, 0);
         }
         let server = Server::start(corpus.folder.path(), Manners::default());
         let refused = |path: &str| {
@@ -261,6 +280,7 @@ fn what_cannot_pass_is_said_at_once() {
         assert!(!error.to_string().contains("abc") && error.to_string().contains("none.jsonl"), "{error}");
         assert_eq!(refused(&server.url("*.jsonl")).kind(), ErrorKind::Config);
         assert_eq!(refused("gs://bucket/a.jsonl").kind(), ErrorKind::Config);
+        assert_eq!(refused("s3://buck*/a.jsonl").kind(), ErrorKind::Config);
     });
 }
 
@@ -292,14 +312,13 @@ fn small_files_and_odd_names() {
         let remote = list(encoded.map(|name| server.url(name)).to_vec());
         let remote = planned(&Config::parse(&remote, "".into(), &[]).expect("right"));
         assert!(remote.sources[0].manifest.shards.iter().all(|shard| !shard.name.contains("s3cret")));
-        let before = server.state.requests.load(Ordering::SeqCst);
+        let before = server.state.bytes.load(Ordering::SeqCst);
         let (found, expected) = (sorted(&remote), sorted(&local));
         assert!(found == expected && found.len() > 100, "{} and {} documents", found.len(), expected.len());
-        assert_eq!(
-            server.state.requests.load(Ordering::SeqCst) - before,
-            3 * names.len() as u64,
-            "a whole, and two parts to compare"
-        );
+        // Each is read twice, to compare; a connection that breaks may cost another time.
+        let sizes = remote.sources[0].manifest.bytes();
+        let read = server.state.bytes.load(Ordering::SeqCst) - before;
+        assert!((2 * sizes..=4 * sizes).contains(&read), "{read} bytes of {sizes}");
     });
 }
 

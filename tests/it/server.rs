@@ -53,7 +53,8 @@ pub struct State {
 impl Server {
     pub fn start(folder: &Path, manners: Manners) -> Server {
         let state = Arc::new(State { folder: folder.to_owned(), manners, ..State::default() });
-        let address = listen(state.clone(), |state: &State| &state.stopped, State::serve);
+        let address =
+            listen(state.clone(), "127.0.0.1:0", |state: &State| state.stopped.load(Ordering::Relaxed), State::serve);
         Server { address, state }
     }
 
@@ -69,17 +70,18 @@ impl Drop for Server {
     }
 }
 
-/// Listens on a port of loopback and has each connection served on a thread of its own, until one comes after `stopped` was set.
+/// Listens on an address and has each connection served on a thread of its own, until one comes after it is `over`.
 pub fn listen<S: Send + Sync + 'static>(
     state: Arc<S>,
-    stopped: fn(&S) -> &AtomicBool,
+    address: &str,
+    over: fn(&S) -> bool,
     serve: fn(&S, TcpStream) -> std::io::Result<()>,
 ) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listener = TcpListener::bind(address).expect("a port");
     let address = listener.local_addr().expect("it is bound");
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            if stopped(&state).load(Ordering::Relaxed) {
+            if over(&state) {
                 break;
             }
             let state = state.clone();

@@ -207,7 +207,7 @@ pub struct CheckArguments {
 
 #[derive(Args)]
 pub struct InspectArguments {
-    /// A config, a checkpoint file, or a folder of checkpoints
+    /// A config, a checkpoint file, or a folder of checkpoints, also s3://bucket/prefix
     pub path: PathBuf,
     /// Set a key of the config (may be repeated)
     #[arg(long = "set", value_name = "KEY=VALUE")]

@@ -20,7 +20,7 @@ use tokenmill::plan::Plan;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::{Color, InspectArguments};
-use crate::places::Places;
+use crate::places::{Places, remote};
 use crate::run::with_environment;
 use crate::table::count;
 use crate::visible::{Lines, Style, paint, safe, shorten};
@@ -29,8 +29,11 @@ use crate::visible::{Lines, Style, paint, safe, shorten};
 const CHARS: usize = 600;
 
 pub fn inspect(arguments: &InspectArguments) -> Result<()> {
-    if is_checkpoint(&arguments.path)? {
-        return crate::inspect_state::inspect(&arguments.path);
+    if remote(&arguments.path).is_some() || is_checkpoint(&arguments.path)? {
+        // Of a config only `[storage]` counts here, as `--set` says it.
+        let rest = "[[source]]\nname = \"none\"\npaths = [\"none\"]\n";
+        let config = with_environment(Config::parse(rest, "".into(), &arguments.overrides)?);
+        return crate::inspect_state::inspect(&arguments.path, &Places::new(&config));
     }
     let config = with_environment(Config::load(&arguments.path, &arguments.overrides)?);
     let mut plan = Plan::new(&config)?;

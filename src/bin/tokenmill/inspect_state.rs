@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tokenmill::error::Result;
 use tokenmill::packing::Totals;
-use tokenmill::state::{self, Checkpoint};
+use tokenmill::state::Checkpoint;
 
+use crate::places::Places;
 use crate::table::{Table, count, series, size};
 use crate::visible::safe;
 
-pub fn inspect(path: &Path) -> Result<()> {
-    let (checkpoint, files) = state::load_files(path)?;
-    let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
-    let files: Vec<(PathBuf, u64)> = files.into_iter().map(|path| (path.clone(), size(&path))).collect();
+pub fn inspect(path: &Path, places: &Places<'_>) -> Result<()> {
+    let (checkpoint, files) = places.load_files(path)?;
     crate::print_stdout(&show(&checkpoint, &files))
 }
 

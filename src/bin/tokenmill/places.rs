@@ -1,6 +1,6 @@
 //! Where checkpoints and outputs go: folders and files of this machine, or `s3://bucket/prefix`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use tokenmill::config::Config;
@@ -45,10 +45,20 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Checkpoints around block number `blocks` of a lane; of a store the newest alone, or the one that is named.
+    /// A checkpoint with its files and their sizes.
+    pub fn load_files(&self, path: &Path) -> Result<(Checkpoint, Vec<(PathBuf, u64)>)> {
+        if let Some(location) = remote(path) {
+            return state::load_object_files(self.stores()?, location);
+        }
+        let (checkpoint, files) = state::load_files(path)?;
+        let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+        Ok((checkpoint, files.into_iter().map(|path| (path.clone(), size(&path))).collect()))
+    }
+
+    /// Checkpoints around block number `blocks` of a lane, or the one that is named.
     pub fn load_around(&self, path: &Path, lane: u32, blocks: u64) -> Result<Vec<Checkpoint>> {
         match remote(path) {
-            Some(_) => Ok(vec![self.load(path)?]),
+            Some(location) => state::load_objects_around(self.stores()?, location, lane, blocks),
             None => state::load_around(path, lane, blocks),
         }
     }
