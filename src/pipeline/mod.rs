@@ -36,7 +36,7 @@ use crate::document::EncodedDocuments;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mixture::{StageCounts, next_source};
 use crate::packing::{Filled, Tail, Totals};
-use crate::plan::{Plan, PlannedSource};
+use crate::plan::Plan;
 use crate::shard::Start;
 use crate::state::{Checkpoint, Fingerprint, LaneState, MixtureStage, Passed, ShardStage, SourceState, VERSION};
 use crate::tokenizer::Tokenizer;
