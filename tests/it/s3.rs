@@ -231,7 +231,7 @@ fn what_a_server_says_once() {
             (307, "TemporaryRedirect", "region"),
             (404, "NoSuchKey", "it was there when it was listed"),
         ] {
-            let proxy = Proxy::start(server.address, Damage::Says(status, code), 4);
+            let proxy = Proxy::start(server.address, Damage::Says(status, code), 2);
             let head = format!("{HEAD}{FAST}[errors]\nbad_record = \"skip\"\n");
             let plan = planned(&config(&corpus, &head, "said", proxy.address));
             let (_, error) = outcome(&plan, 1);
@@ -482,7 +482,7 @@ fn outputs_and_checkpoints_through_kills() {
         let output = run(command(server, &["inspect", "s3://kills/none"]));
         assert!(String::from_utf8_lossy(&output.stderr).contains("no checkpoint at s3://kills/none"), "{output:?}");
         let locate = |resume: &str, more: &[&str]| {
-            shown(&[&["locate", file, "130", "--json", "--resume", resume][..], more].concat())
+            shown(&[&["locate", file, "--block", "130", "--json", "--resume", resume][..], more].concat())
         };
         let names = |text: String| text.replace("s3://kills/", &format!("{}/", corpus.folder.path().display()));
         for below in ["", "/step-00000020"] {
