@@ -571,6 +571,31 @@ fn a_cache_on_disk() {
     });
 }
 
+/// What is asked for before the run begins is what the run reads: nothing comes twice, and of Parquet only its pages.
+#[test]
+fn nothing_is_read_ahead_in_vain() {
+    let Some(server) = server() else { return };
+    within(120, || {
+        let corpus = Corpus::new().source("table", Kind::Parquet, 1, 12000, 900, "max_epochs = 1").source(
+            "text",
+            Kind::Jsonl,
+            1,
+            6000,
+            900,
+            "max_epochs = 1",
+        );
+        prepared(server, &corpus, "ahead");
+        let (expected, _) = outcome(&corpus.plan(HEAD), 0);
+        let plan = planned(&config(&corpus, HEAD, "ahead", server.address));
+        tokenmill::pipeline::read_ahead(&plan, 0, 1, None);
+        let (found, error) = outcome(&plan, 2);
+        assert!(error.is_none() && found == expected, "{error:?}");
+        let size: u64 = plan.sources.iter().map(|source| source.manifest.bytes()).sum();
+        let read = plan.store.traffic().bytes;
+        assert!(size > 4 << 20 && read < size + (2 << 20), "{read} of {size} bytes");
+    });
+}
+
 /// Many small objects, each of which comes late: a lane fetches its next ones while it reads the one before.
 #[test]
 fn small_objects_are_fetched_before_their_turn() {
