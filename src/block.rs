@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::document::WindowPlace;
+use crate::ranges::join;
 
 /// The label of a token that is not trained: the index that PyTorch's cross-entropy ignores by default.
 pub const IGNORED: i64 = -100;
@@ -93,10 +94,7 @@ impl Block {
     /// [`IGNORED`] where nothing is trained: padding, what a conversation's mask says, and the first token of a segment where
     /// documents are packed whole.
     pub fn labels(&self) -> Vec<i64> {
-        let mut labels: Vec<i64> = self.input_ids.iter().map(|id| i64::from(*id)).collect();
-        for range in &self.untrained {
-            labels[range.start as usize..range.end as usize].fill(IGNORED);
-        }
+        let mut labels = labels_of(&self.input_ids, &self.untrained);
         labels[self.tokens()..].fill(IGNORED);
         labels
     }
@@ -123,12 +121,27 @@ impl Block {
 
     /// Marks tokens as not trained; ranges come in rising order and may touch or overlap the one before.
     pub(crate) fn mask(&mut self, range: Range<usize>) {
-        let range = range.start as u32..range.end as u32;
-        match self.untrained.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => self.untrained.push(range),
+        join(&mut self.untrained, range.start as u32..range.end as u32);
+    }
+
+    /// Marks what of `ranges` lies in `part`, which begins at `at` in the block.
+    pub(crate) fn mask_part(&mut self, at: usize, part: Range<usize>, ranges: impl Iterator<Item = Range<usize>>) {
+        for range in ranges {
+            let (from, to) = (range.start.max(part.start), range.end.min(part.end));
+            if from < to {
+                self.mask(at + from - part.start..at + to - part.start);
+            }
         }
     }
+}
+
+/// The ids as labels, [`IGNORED`] in the ranges that aren't trained.
+pub(crate) fn labels_of(ids: &[u32], untrained: &[Range<u32>]) -> Vec<i64> {
+    let mut labels: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+    for range in untrained {
+        labels[range.start as usize..range.end as usize].fill(IGNORED);
+    }
+    labels
 }
 
 /// `batch_size` blocks of one rank; fewer only at the end of a finite run.

@@ -91,6 +91,11 @@ pub struct EncodedDocuments {
 }
 
 impl EncodedDocuments {
+    /// Where the ids of document `index`, counted here, begin.
+    pub fn start_of(&self, index: usize) -> usize {
+        index.checked_sub(1).map_or(0, |before| self.documents[before].end as usize)
+    }
+
     /// The ranges of document `index`, counted here, that aren't trained.
     pub fn untrained_of(&self, index: usize) -> &[std::ops::Range<u32>] {
         let start = index.checked_sub(1).map_or(0, |before| self.documents[before].untrained_end as usize);

@@ -76,6 +76,7 @@ pub mod order;
 pub mod packing;
 pub mod pipeline;
 pub mod plan;
+mod ranges;
 pub mod report;
 pub mod shard;
 pub mod size;

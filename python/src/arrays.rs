@@ -7,7 +7,7 @@ use numpy::IntoPyArray;
 use numpy::ndarray::{Array1, Array2};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tokenmill::block::{Batch, Block, IGNORED};
+use tokenmill::block::{Batch, Block};
 
 /// What a batch is to have.
 #[derive(Clone, Copy)]
@@ -48,33 +48,20 @@ impl Arrays {
 
     fn push(&mut self, block: &Block, size: usize, shift_labels: bool) {
         self.input_ids.extend(block.input_ids.iter().map(|id| i64::from(*id)));
-        let labels = block.labels();
-        if shift_labels {
-            self.labels.extend_from_slice(&labels[1..]);
-            self.labels.push(IGNORED);
-        } else {
-            self.labels.extend_from_slice(&labels);
+        self.labels.extend(if shift_labels { block.shifted_labels() } else { block.labels() });
+        if let Some((ends, longest)) = &mut self.cu_seqlens {
+            let (begin, own) = (self.position_ids.len() as i32, block.cu_seqlens());
+            let lengths = own.windows(2).map(|pair| i64::from(pair[1] - pair[0]));
+            *longest = lengths.fold(*longest, i64::max);
+            ends.extend(own[1..].iter().map(|end| begin + end));
         }
-        let begin = self.position_ids.len() as i32;
         for (number, (range, _)) in block.segment_ranges().enumerate() {
             self.position_ids.extend(0..range.len() as i64);
             self.segment_ids.extend(std::iter::repeat_n(number as i32 + 1, range.len()));
-            self.end_sequence(begin + range.end as i32);
         }
         let padding = size - block.tokens();
         self.position_ids.extend(std::iter::repeat_n(0, padding));
         self.segment_ids.extend(std::iter::repeat_n(0, padding));
-        if padding > 0 {
-            self.end_sequence(begin + size as i32);
-        }
-    }
-
-    fn end_sequence(&mut self, end: i32) {
-        if let Some((ends, longest)) = &mut self.cu_seqlens {
-            let begin = *ends.last().expect("it starts with 0");
-            *longest = (*longest).max(i64::from(end - begin));
-            ends.push(end);
-        }
     }
 
     pub fn into_dict(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {

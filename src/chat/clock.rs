@@ -54,6 +54,12 @@ impl Clock {
         })
     }
 
+    /// The moment that this machine says it is.
+    pub fn now() -> Clock {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Clock::from_unix(since.as_secs())
+    }
+
     /// The moment so many seconds after 1970 began.
     pub fn from_unix(seconds: u64) -> Clock {
         Clock { days: (seconds / 86400) as i64, seconds: (seconds % 86400) as u32 }

@@ -30,8 +30,10 @@ use serde_json::{Map, Value as Json};
 pub use clock::Clock;
 pub use template::Template;
 
+use crate::block::labels_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Overflow;
+use crate::ranges::join;
 use crate::shard::Columns;
 use crate::tokenizer::{self, Tokenizer, TokenizerOptions};
 use encode::Control;
@@ -502,7 +504,7 @@ impl Chat {
         let guarded_or_not = guarded.as_ref().map_or(conversation, |(guarded, _)| guarded);
         let rendered = spans::find(self, guarded_or_not)?;
         let text = spans::without_breaks(&rendered.text);
-        if guarded.is_some() && text.text != self.render_plain(conversation)? {
+        if guarded.is_some() && text.text != self.render_plain(conversation, false)? {
             let detail = "the literal of a control token is in what is said, and the template changes it; expected that it is left as it is";
             return Err(Error::new(ErrorKind::BadRecord, detail));
         }
@@ -539,10 +541,7 @@ impl Chat {
                     }
                 }
                 let at = row.ids.len() as u32;
-                match row.untrained.last_mut() {
-                    Some(last) if last.end == at => last.end = at + 1,
-                    _ => row.untrained.push(at..at + 1),
-                }
+                join(&mut row.untrained, at..at + 1);
             }
             row.ids.push(id);
             start = end;
@@ -566,8 +565,8 @@ impl Chat {
     }
 
     /// The text of a conversation.
-    fn render_plain(&self, conversation: &Conversation) -> Result<String> {
-        let text = self.render(conversation, conversation.messages.len(), false)?;
+    fn render_plain(&self, conversation: &Conversation, prompt: bool) -> Result<String> {
+        let text = self.render(conversation, conversation.messages.len(), prompt)?;
         Ok(text.replace([template::OPEN, template::CLOSE], ""))
     }
 
@@ -597,10 +596,7 @@ impl Chat {
     pub fn render_record(&self, record: &Map<String, Json>, prompt: bool) -> Result<String> {
         match rows::read(record, rows::detect(record, &self.options).unwrap_or_default(), &self.options)? {
             Row::Text { prompt, text } => Ok(prompt + &text),
-            Row::Conversation(conversation) => {
-                let text = self.render(&conversation, conversation.messages.len(), prompt)?;
-                Ok(text.replace([template::OPEN, template::CLOSE], ""))
-            }
+            Row::Conversation(conversation) => self.render_plain(&conversation, prompt),
         }
     }
 }
@@ -628,6 +624,11 @@ pub struct EncodedRow {
 }
 
 impl EncodedRow {
+    /// Its labels: its ids, -100 where nothing is trained.
+    pub fn labels(&self) -> Vec<i64> {
+        labels_of(&self.ids, &self.untrained)
+    }
+
     /// Tokens that are trained.
     pub fn trained(&self) -> usize {
         self.ids.len() - self.untrained.iter().map(|range| range.len()).sum::<usize>()

@@ -24,6 +24,7 @@ use super::rows::Conversation;
 use super::template::{BREAK, CLOSE, OPEN};
 use super::{Chat, TrainOn, marks};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ranges::join;
 
 /// How spans were found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -182,10 +183,7 @@ pub(super) fn joined(mut spans: Vec<Range<usize>>) -> Vec<Range<usize>> {
     spans.sort_by_key(|span| span.start);
     let mut joined: Vec<Range<usize>> = Vec::with_capacity(spans.len());
     for span in spans {
-        match joined.last_mut() {
-            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
-            _ => joined.push(span),
-        }
+        join(&mut joined, span);
     }
     joined
 }

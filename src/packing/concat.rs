@@ -35,7 +35,7 @@ pub struct Cursor {
     pub crc: u32,
     /// Blocks that were delivered of the window of documents which begins here, where whole documents are packed; `crc` is then that of the
     /// last one.
-    #[serde(default, skip_serializing_if = "is_zero_u32")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub window_blocks: u32,
     /// True when all epochs are delivered and the source has left this lane.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -102,12 +102,8 @@ impl Totals {
     }
 }
 
-fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
-
-fn is_zero_u32(count: &u32) -> bool {
-    *count == 0
+fn is_zero<T: Default + PartialEq>(count: &T) -> bool {
+    *count == T::default()
 }
 
 /// How far [`Concat::fill`] came.
@@ -165,16 +161,12 @@ impl Concat {
                     let end = document.end as usize;
                     let taken = (end - self.offset).min(block_size - block.input_ids.len());
                     if taken > 0 {
-                        let first = self.open.checked_sub(1).map_or(0, |i| piece.documents[i].end as usize);
+                        let first = piece.start_of(self.open);
                         let at = block.input_ids.len();
                         block.input_ids.extend_from_slice(&piece.ids[self.offset..self.offset + taken]);
-                        for range in piece.untrained_of(self.open) {
-                            let from = (first + range.start as usize).max(self.offset);
-                            let to = (first + range.end as usize).min(self.offset + taken);
-                            if from < to {
-                                block.mask(at + from - self.offset..at + to - self.offset);
-                            }
-                        }
+                        let ranges = piece.untrained_of(self.open).iter();
+                        let ranges = ranges.map(|range| first + range.start as usize..first + range.end as usize);
+                        block.mask_part(at, self.offset..self.offset + taken, ranges);
                         block.segments.push(Segment {
                             end: block.input_ids.len() as u32,
                             place: piece.place,
@@ -297,7 +289,7 @@ impl Concat {
     pub fn cursor(&self) -> Cursor {
         let mut cursor = Cursor { totals: self.totals, ended: self.ended, ..self.start };
         if let Some(piece) = &self.piece {
-            let first = self.open.checked_sub(1).map_or(0, |i| piece.documents[i].end as usize);
+            let first = piece.start_of(self.open);
             cursor.place = piece.place;
             cursor.token = (self.offset - first) as u32;
             cursor.crc = 0;

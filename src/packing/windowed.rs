@@ -214,10 +214,6 @@ impl Windowed {
     /// Takes document `index` of a piece into the window.
     fn take(&mut self, piece: &EncodedDocuments, index: usize) {
         let document = piece.documents[index];
-        let (start, untrained) = match index.checked_sub(1) {
-            Some(before) => (piece.documents[before].end as usize, piece.documents[before].untrained_end as usize),
-            None => (0, 0),
-        };
         self.documents += 1;
         self.open_record = document.continues;
         self.reached = (piece.place, document.index + 1);
@@ -229,8 +225,7 @@ impl Windowed {
             self.pending.untrained += 1;
             return;
         }
-        let ids = &piece.ids[start..document.end as usize];
-        let ranges = &piece.untrained[untrained..document.untrained_end as usize];
+        let ids = &piece.ids[piece.start_of(index)..document.end as usize];
         let size = self.options.block_size;
         let kept = match self.options.overflow {
             _ if ids.len() <= size => ids.len(),
@@ -255,18 +250,18 @@ impl Windowed {
             self.pending.text_bytes += u64::from(document.text_bytes);
             return;
         }
-        self.take_parts(piece, index, &ids[..kept], ranges);
+        self.take_parts(piece, index, &ids[..kept]);
     }
 
     /// Makes items of what is left of a document, each of a block at most.
-    fn take_parts(&mut self, piece: &EncodedDocuments, index: usize, ids: &[u32], ranges: &[std::ops::Range<u32>]) {
+    fn take_parts(&mut self, piece: &EncodedDocuments, index: usize, ids: &[u32]) {
         let size = self.options.block_size;
+        let ranges = piece.untrained_of(index);
         let document = piece.documents[index];
         let base = self.ids.len();
         // Rows of one record count on.
         let same = piece.documents.partition_point(|other| other.index < document.index);
-        let begin = |at: usize| at.checked_sub(1).map_or(0, |before| piece.documents[before].end);
-        let earlier = begin(index) - begin(same);
+        let earlier = (piece.start_of(index) - piece.start_of(same)) as u32;
         let first_range = self.untrained.len();
         self.untrained.extend(ranges.iter().map(|range| base + range.start as usize..base + range.end as usize));
         let untrained = (first_range, self.untrained.len());
@@ -366,12 +361,8 @@ impl Windowed {
             });
             // No token before it in the segment: nothing predicts the first one.
             block.mask(at..at + 1);
-            for range in &self.untrained[item.untrained.0..item.untrained.1] {
-                let (from, to) = (range.start.max(item.start), range.end.min(item.start + item.len));
-                if from < to {
-                    block.mask(at + from - item.start..at + to - item.start);
-                }
-            }
+            let ranges = self.untrained[item.untrained.0..item.untrained.1].iter().cloned();
+            block.mask_part(at, item.start..item.start + item.len, ranges);
             self.totals.tokens += item.len as u64;
             if let Some(text_bytes) = item.ends {
                 self.totals.documents += 1;
@@ -616,10 +607,10 @@ mod tests {
                 let mut piece = piece(sizes, &[]);
                 // As a reader resumes: documents before the cursor's aren't read again.
                 let first = cursor.document as usize;
-                let start = first.checked_sub(1).map_or(0, |i| piece.documents[i].end);
-                piece.ids.drain(..start as usize);
+                let start = piece.start_of(first);
+                piece.ids.drain(..start);
                 piece.documents.drain(..first);
-                piece.documents.iter_mut().for_each(|document| document.end -= start);
+                piece.documents.iter_mut().for_each(|document| document.end -= start as u32);
                 piece
             };
             assert_eq!(run(&mut new(cursor), from(&sizes)), whole[delivered..], "after {delivered}");

@@ -28,7 +28,7 @@ use crate::config::ByteSize;
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Strategy;
 use crate::plan::{Plan, PlannedSource};
-use crate::shard::{CHECKED_AHEAD, Format, by_name, compression_by_name};
+use crate::shard::{CHECKED_AHEAD, Format, compression_by_name};
 use crate::storage::{READER_PARTS, read_ahead_bytes, scheme};
 
 const MIB: u64 = 1 << 20;
@@ -216,10 +216,7 @@ fn windows_bytes(source: &PlannedSource, own: u64, each: u64, least: u64) -> u64
     let (mut largest, mut whole) = (least.max(4 << 10), Vec::new());
     for shard in &source.manifest.shards {
         let (_, window) = source.dealing.parts(shard.size);
-        let format = match source.options.format {
-            Format::Auto => by_name(&shard.name),
-            format => Some(format),
-        };
+        let format = source.options.format.of_name(&shard.name);
         if format == Some(Format::Text) && source.options.separator.is_none() {
             // The file is one document, and one window of one lane.
             whole.push(if compression_by_name(&shard.name) == "none" { shard.size } else { 4 * shard.size });
@@ -241,8 +238,7 @@ fn decoder_bytes(source: &PlannedSource) -> (u64, u64) {
     let mut most = (0, 0);
     for shard in &source.manifest.shards {
         let (span, _) = source.dealing.parts(shard.size);
-        let parquet = source.options.format == Format::Parquet
-            || source.options.format == Format::Auto && by_name(&shard.name) == Some(Format::Parquet);
+        let parquet = source.options.format.of_name(&shard.name) == Some(Format::Parquet);
         let (stream, alone) = match compression_by_name(&shard.name) {
             // A page of the column, packed and unpacked.
             _ if parquet => (4 * MIB, 4 * MIB),

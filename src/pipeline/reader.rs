@@ -21,7 +21,7 @@ use crate::document::{EncodedDocument, EncodedDocuments, Loss, RecordRange, Wind
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Cursor;
 use crate::plan::{Plan, PlannedSource};
-use crate::shard::{Format, Shard, Start, UnitReader, by_name};
+use crate::shard::{Format, Shard, Start, UnitReader};
 use crate::source::Share;
 use crate::state::Checkpoint;
 use crate::tokenizer::Tokenizer;
@@ -122,10 +122,7 @@ pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpo
             next_shards(source, lane, (place.epoch, place.walk), &mut |shard| {
                 let entry = &source.manifest.shards[shard as usize];
                 // All of a shard is wanted neither of a table with other columns, nor from somewhere in the middle on.
-                let text = match source.options.format {
-                    Format::Auto => by_name(&entry.name).is_some_and(|format| format != Format::Parquet),
-                    format => format != Format::Parquet,
-                };
+                let text = source.options.format.of_name(&entry.name).is_some_and(|format| format != Format::Parquet);
                 plan.store.expect(&entry.location, entry.size, &entry.version, text && from.is_none());
             });
         }

@@ -12,6 +12,7 @@ use super::lane::{Lane, packer};
 use crate::chat::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Plan, PlannedSource};
+use crate::ranges::join;
 use crate::state::{
     Checkpoint, Fingerprint, LaneState, MIXTURE_STAGES_MAX, MixtureStage, ShardStage, is_prefix, lane_list,
     shard_stages,
@@ -30,8 +31,7 @@ pub(super) fn run_clock(plan: &Plan, from: Option<&Checkpoint>) -> Result<Option
     if let Some(now) = from.and_then(|from| from.now.as_deref()) {
         return Clock::parse(now).map(Some);
     }
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Ok(Some(Clock::from_unix(since.as_secs())))
+    Ok(Some(Clock::now()))
 }
 
 /// Where a run goes on.
@@ -170,10 +170,7 @@ pub(super) fn skip_ranges(asked: &[Range<u64>], from: Option<&Checkpoint>, step:
     ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
+        join(&mut joined, range);
     }
     Ok(joined)
 }

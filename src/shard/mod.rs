@@ -586,7 +586,7 @@ fn head(object: &Arc<dyn Object>, codec: Codec) -> Result<Vec<u8>> {
 }
 
 /// What a shard's name says of its format, the ending of a compression left out. `Auto` goes by it first, then by content.
-pub fn by_name(name: &str) -> Option<Format> {
+fn by_name(name: &str) -> Option<Format> {
     let name = name.to_ascii_lowercase();
     let name = [".gz", ".gzip", ".zst", ".zstd", ".xz", ".bz2", ".lz4"]
         .iter()
@@ -597,6 +597,16 @@ pub fn by_name(name: &str) -> Option<Format> {
         "txt" | "md" => Some(Format::Text),
         "parquet" => Some(Format::Parquet),
         _ => None,
+    }
+}
+
+impl Format {
+    /// The format of a shard of this name, as far as it is known before the shard is opened.
+    pub fn of_name(self, name: &str) -> Option<Format> {
+        match self {
+            Format::Auto => by_name(name),
+            format => Some(format),
+        }
     }
 }
 

@@ -400,12 +400,7 @@ fn parquet_of_lists() {
 
     let plan = plan("c.parquet", 2, "span = 600\nwindow = 300", template);
     let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
-    let mut states = vec![stored(&whole.checkpoint())];
-    let mut batches = Vec::new();
-    while let Some(batch) = whole.next_batch().expect("sound records") {
-        batches.push(batch);
-        states.push(stored(&whole.checkpoint()));
-    }
+    let (batches, states) = take_all_with_states(&mut whole);
     assert_eq!(whole.stats()[0].totals.documents, 180);
     for (step, state) in states.iter().enumerate() {
         let how = How { threads: (step % 3) as u32, ..SERIAL };
@@ -504,12 +499,7 @@ fn labels_and_resume() {
     ] {
         let plan = corpus(folder.path(), packing, chat);
         let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
-        let mut states = vec![stored(&whole.checkpoint())];
-        let mut batches = Vec::new();
-        while let Some(batch) = whole.next_batch().expect("sound records") {
-            batches.push(batch);
-            states.push(stored(&whole.checkpoint()));
-        }
+        let (batches, states) = take_all_with_states(&mut whole);
         let totals = whole.stats()[0].totals;
         assert_eq!(totals.untrained, 12, "six rows without an answer, twice");
         let mut text = String::new();

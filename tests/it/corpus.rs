@@ -326,6 +326,23 @@ pub fn stored(checkpoint: &Checkpoint) -> Checkpoint {
     again
 }
 
+/// Delivers up to `count` batches, with the states before the first and after each.
+pub fn take_with_states(pipeline: &mut Pipeline, count: usize) -> (Vec<Batch>, Vec<Checkpoint>) {
+    let mut states = vec![stored(&pipeline.checkpoint())];
+    let mut batches = Vec::new();
+    while batches.len() < count {
+        let Some(batch) = pipeline.next_batch().expect("no error in a sound corpus") else { break };
+        batches.push(batch);
+        states.push(stored(&pipeline.checkpoint()));
+    }
+    (batches, states)
+}
+
+/// Delivers all batches of a finite run, with the states before the first and after each.
+pub fn take_all_with_states(pipeline: &mut Pipeline) -> (Vec<Batch>, Vec<Checkpoint>) {
+    take_with_states(pipeline, 1 << 20)
+}
+
 /// The blocks of batches, in order.
 pub fn blocks(batches: &[Batch]) -> Vec<Block> {
     batches.iter().flat_map(|batch| batch.blocks.iter().cloned()).collect()

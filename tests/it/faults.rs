@@ -109,12 +109,7 @@ fn skipping_resumes_to_the_same_stream() {
     let head = "lanes = 2\nblock_size = 16\nbatch_size = 1\n[shuffle]\nwindow = 200\n[errors]\nbad_record = \"skip\"\n[packing]\ntail = \"pad\"\n";
     let plan = corpus.plan(head);
     let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
-    let mut states = vec![whole.checkpoint()];
-    let mut batches = Vec::new();
-    while let Some(batch) = whole.next_batch().expect("bad records are skipped") {
-        batches.push(batch);
-        states.push(stored(&whole.checkpoint()));
-    }
+    let (batches, states) = take_all_with_states(&mut whole);
     assert_eq!(whole.stats()[0].totals.skipped, 9);
     assert_eq!(whole.bad_records().len(), 5);
     assert!(whole.bad_records()[0].to_string().contains("record "), "{}", whole.bad_records()[0]);

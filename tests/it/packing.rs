@@ -37,12 +37,7 @@ fn resumes_from_every_batch() {
         let corpus = corpus("");
         let plan = corpus.plan(&head(3, packing));
         let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
-        let mut states = vec![stored(&whole.checkpoint())];
-        let mut batches = Vec::new();
-        for _ in 0..90 {
-            batches.extend(take(&mut whole, 1));
-            states.push(stored(&whole.checkpoint()));
-        }
+        let (batches, states) = take_with_states(&mut whole, 90);
         assert!(whole.stats().iter().all(|stats| stats.epoch >= 1), "the run crosses epochs: {:?}", whole.stats());
         let threads = How { threads: 2, delays: Some(3), ..SERIAL };
         assert_eq!(take(&mut start(&plan, threads, None).expect("a fresh run"), 90), batches);

@@ -14,12 +14,7 @@ fn resume_from_every_step(kind: Kind) {
     let plan = corpus.plan(HEAD);
     let steps = 70;
     let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
-    let mut states = vec![stored(&whole.checkpoint())];
-    let mut batches = Vec::new();
-    for _ in 0..steps {
-        batches.extend(take(&mut whole, 1));
-        states.push(stored(&whole.checkpoint()));
-    }
+    let (batches, states) = take_with_states(&mut whole, steps);
     let stats = whole.stats();
     assert!(stats.iter().all(|stats| stats.epoch >= 1), "the run crosses epochs of both sources: {stats:?}");
     for (step, state) in states.iter().enumerate() {
@@ -77,12 +72,7 @@ fn mixed_kinds_to_the_end() {
         "lanes = 2\nblock_size = 40\nbatch_size = 3\n[shuffle]\nspan = 900\nwindow = 300\n[packing]\ntail = \"pad\"\n",
     );
     let mut whole = start(&plan, SERIAL, None).expect("a fresh run");
-    let mut states = vec![whole.checkpoint()];
-    let mut batches = Vec::new();
-    while let Some(batch) = whole.next_batch().expect("no error in a sound corpus") {
-        batches.push(batch);
-        states.push(stored(&whole.checkpoint()));
-    }
+    let (batches, states) = take_all_with_states(&mut whole);
     assert!(batches.len() > 60, "{}", batches.len());
     for step in (0..states.len()).step_by(9).chain([states.len() - 2, states.len() - 1]) {
         let threads = if step % 2 == 0 { 3 } else { 0 };

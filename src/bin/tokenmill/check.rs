@@ -9,7 +9,6 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use tokenmill::block::IGNORED;
 use tokenmill::chat::{Chat, Clock, EncodedRow, TurnEnd};
 use tokenmill::config::{BadRecord, Config};
 use tokenmill::document::Window;
@@ -29,13 +28,13 @@ pub fn check(arguments: &CheckArguments) -> Result<()> {
     let config = Config::load(&arguments.config.config, &arguments.config.overrides)?;
     let plan = Plan::new(&config)?;
     let tokenizer = Tokenizer::load(&config.tokenizer_options())?;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = Clock::now();
     let mut found = 0;
     let mut bad = 0;
     let create = |path: &PathBuf| File::create(path).map_err(|error| failed(path, error));
     let mut out = arguments.out.as_ref().map(create).transpose()?.map(BufWriter::new);
     for (index, source) in plan.sources.iter().enumerate() {
-        let Some(chat) = source.chat(&tokenizer, Clock::from_unix(now.as_secs()))? else { continue };
+        let Some(chat) = source.chat(&tokenizer, now)? else { continue };
         found += 1;
         let mut write = |line: Json| match (&mut out, &arguments.out) {
             (Some(out), Some(path)) => writeln!(out, "{line}").map_err(|error| failed(path, error)),
@@ -100,11 +99,7 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
 
 /// A row as JSON.
 fn line(record: u64, row: &EncodedRow) -> Json {
-    let mut labels: Vec<i64> = row.ids.iter().map(|id| i64::from(*id)).collect();
-    for range in &row.untrained {
-        labels[range.start as usize..range.end as usize].fill(IGNORED);
-    }
-    json!({"record": record, "input_ids": row.ids, "labels": labels})
+    json!({"record": record, "input_ids": row.ids, "labels": row.labels()})
 }
 
 /// What one source's rows are.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokenmill::error::Result;
 use tokenmill::pipeline::{MemoryPrediction, predict_memory};
 use tokenmill::plan::{Plan, PlannedSource};
-use tokenmill::shard::{Format, by_name, compression_by_name};
+use tokenmill::shard::{Format, compression_by_name};
 use tokenmill::storage::scheme;
 
 use crate::args::PlanArguments;
@@ -99,11 +99,7 @@ fn describe(source: &PlannedSource, all_weights: u64) -> SourceReport {
     let mut window = (u64::MAX, 0);
     let widen = |range: &mut (u64, u64), value: u64| *range = (range.0.min(value), range.1.max(value));
     for shard in shards {
-        let format = match source.options.format {
-            Format::Auto => by_name(&shard.name),
-            format => Some(format),
-        };
-        let format = match format {
+        let format = match source.options.format.of_name(&shard.name) {
             Some(Format::Jsonl) => "jsonl",
             Some(Format::Text) => "text",
             Some(Format::Parquet) => "parquet",
