@@ -143,8 +143,8 @@ fn ordinary(
     // Added tokens that stand for spaces are written with the mark that the definition replaces spaces by.
     if !text.contains('▁') {
         let marks = |id: u32| {
-            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-            bytes.len() - 2 * memchr::memmem::find_iter(&bytes, "▁".as_bytes()).count()
+            let bytes = tokenizer.token(id);
+            bytes.len() - 2 * memchr::memmem::find_iter(bytes, "▁".as_bytes()).count()
         };
         let sizes: Vec<usize> = ids.iter().map(|&id| marks(id)).collect();
         if sizes.iter().sum::<usize>() == text.len() {
@@ -157,7 +157,7 @@ fn ordinary(
         }
     }
     // A space that the definition puts before each part.
-    let spaced = ids.first().is_some_and(|id| tokenizer.token_bytes(*id).is_some_and(|bytes| bytes.starts_with(b" ")));
+    let spaced = ids.first().is_some_and(|&id| tokenizer.token(id).starts_with(b" "));
     if size == text.len() + 1 && spaced {
         placed[first..].iter_mut().for_each(|(_, end)| *end -= 1);
         return Ok(());

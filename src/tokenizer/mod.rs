@@ -319,11 +319,6 @@ impl Tokenizer {
         self.bos.filter(|_| self.prepend_bos)
     }
 
-    /// Number of bytes one token stands for; 0 for an id without a token.
-    pub fn token_size(&self, id: u32) -> usize {
-        self.vocabulary.bytes(id).map_or(0, <[u8]>::len)
-    }
-
     /// The bytes one token stands for; none for an id without a token.
     pub fn token(&self, id: u32) -> &[u8] {
         self.vocabulary.bytes(id).unwrap_or_default()
