@@ -26,6 +26,8 @@ pub struct Meter {
     padded_before: u64,
     skipped_before: u64,
     digest: blake3::Hasher,
+    /// The ids of a batch, as they are hashed.
+    bytes: Vec<u8>,
     /// Totals of the run before this call.
     before: Vec<Totals>,
 }
@@ -126,6 +128,7 @@ impl Meter {
             padded_before: pipeline.padded_blocks(),
             skipped_before: pipeline.skipped_batches(),
             digest: blake3::Hasher::new(),
+            bytes: Vec::new(),
             before: pipeline.stats().iter().map(|stats| stats.totals).collect(),
         }
     }
@@ -136,19 +139,14 @@ impl Meter {
         self.first_batch.get_or_insert(self.last_block);
         self.batches += 1;
         self.blocks += batch.blocks.len() as u64;
-        for block in &batch.blocks {
-            if cfg!(target_endian = "little") {
-                // SAFETY: any u32 slice is readable as bytes; the length is its size.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts(block.input_ids.as_ptr().cast::<u8>(), block.input_ids.len() * 4)
-                };
-                self.digest.update(bytes);
-            } else {
-                block.input_ids.iter().for_each(|id| {
-                    self.digest.update(&id.to_le_bytes());
-                });
-            }
+        // At once, since the hash is twice as fast for 64 KB as for a block of 8.
+        let ids = batch.blocks.iter().map(|block| block.input_ids.len()).sum::<usize>();
+        self.bytes.resize(ids * size_of::<u32>(), 0);
+        let (places, _) = self.bytes.as_chunks_mut();
+        for (place, id) in places.iter_mut().zip(batch.blocks.iter().flat_map(|block| &block.input_ids)) {
+            *place = id.to_le_bytes();
         }
+        self.digest.update(&self.bytes);
     }
 
     /// What there is to say by now.
