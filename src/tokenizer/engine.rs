@@ -189,8 +189,44 @@ const EXCEPTIONS: &[Exception] = &[
     Exception { name: "a long s", holds: |text| memchr::memmem::find(text.as_bytes(), "ſ".as_bytes()).is_some() },
 ];
 
+/// Makes the fast engine encode on the thread that calls it alone, for the life of the process.
+///
+/// It would cut texts of 64 KB and more for threads of its own, one for each core: beyond `runtime.threads`, beside workers that are
+/// busy already, with caches that know no word, and not there any more after a fork. It asks once how many there are to be, and takes no
+/// more than the asking thread may run on; so the first to ask is a thread that may run on one core.
+#[cfg(target_os = "linux")]
+fn encode_on_the_calling_thread() {
+    use std::sync::Once;
+    static ASKED: Once = Once::new();
+    ASKED.call_once(|| {
+        let ask = || {
+            // SAFETY: takes nothing and returns a number.
+            let core = usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0);
+            if core < libc::CPU_SETSIZE as usize {
+                // SAFETY: a set is an array of integers, so zeros are one without cores; `core` is within it; the call reads as
+                // many bytes as it is told, and changes this thread, which ends here, and no other.
+                unsafe {
+                    let mut cores: libc::cpu_set_t = std::mem::zeroed();
+                    libc::CPU_SET(core, &mut cores);
+                    libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &cores);
+                }
+            }
+            fastokens::fanout::threads()
+        };
+        let threads = std::thread::Builder::new().spawn(ask).ok().and_then(|asking| asking.join().ok());
+        if threads != Some(1) {
+            tracing::warn!(?threads, "fastokens encodes long texts on threads of its own as well");
+        }
+    });
+}
+
+/// There is no way to ask for it here.
+#[cfg(not(target_os = "linux"))]
+fn encode_on_the_calling_thread() {}
+
 impl Fast {
     fn load(mut definition: Definition, special_tokens: SpecialTokens) -> Result<Fast> {
+        encode_on_the_calling_thread();
         fill_unused_ids(&mut definition)?;
         let tokenizer = guarded("fastokens", || {
             fastokens::Tokenizer::from_json(definition.json)
@@ -409,4 +445,14 @@ fn beyond_the_fast_engine(definition: &Definition) -> Option<String> {
         .iter()
         .find(|token| token["single_word"] == true)
         .map(|token| format!("single_word (token {})", token["content"]))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    /// A long text takes the caller's thread alone, however many cores there are: `runtime.threads` is all that a run uses.
+    #[test]
+    fn the_fast_engine_starts_no_threads() {
+        super::encode_on_the_calling_thread();
+        assert_eq!(fastokens::fanout::threads(), 1);
+    }
 }
