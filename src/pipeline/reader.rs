@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffers::Buffers;
 use super::streams::StreamPool;
@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Cursor;
 use crate::plan::{Plan, PlannedSource};
 use crate::shard::{Format, Shard, Start, UnitReader};
-use crate::source::Share;
+use crate::source::{ManifestEntry, Share};
 use crate::state::Checkpoint;
 use crate::tokenizer::Tokenizer;
 
@@ -39,7 +39,15 @@ pub(crate) struct Context {
     /// Whether each source has remote shards.
     pub remote: Vec<bool>,
     /// Open shards by source, stage and number, for as long as a lane holds them: a stage cuts a shard its own way.
-    shards: Mutex<BTreeMap<(usize, usize, u64), Weak<Shard>>>,
+    shards: Mutex<BTreeMap<(usize, usize, u64), ShardSlot>>,
+}
+
+/// An open shard; held while it is being opened.
+type ShardSlot = Arc<Mutex<Weak<Shard>>>;
+
+/// Whether a shard is open, or being opened. Only who holds the table may ask.
+fn is_in_use(slot: &ShardSlot) -> bool {
+    Arc::strong_count(slot) > 1 || slot.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
 }
 
 impl Context {
@@ -55,19 +63,27 @@ impl Context {
         Ok(Context { plan, tokenizer, buffers, chats, remote, shards: Mutex::default() })
     }
 
-    /// The shard as the epoch's stage cuts it, opened unless some lane has it open.
+    /// The shard as the epoch's stage cuts it, opened unless some lane has it open; a lane that comes while it is being opened
+    /// waits for that, so that what a remote shard is read for is read once.
     pub fn open(&self, source: usize, epoch: u32, shard: u64) -> Result<Arc<Shard>> {
         let stage = self.plan.sources[source].stage_at(epoch);
-        let key = (source, stage, shard);
-        let lock = || self.shards.lock().expect("no panic happens while the table is held");
-        if let Some(open) = lock().get(&key).and_then(Weak::upgrade) {
+        let slot = {
+            let mut shards = self.shards();
+            shards.retain(|_, slot| is_in_use(slot));
+            shards.entry((source, stage, shard)).or_default().clone()
+        };
+        // Who panicked here has left it as it was.
+        let mut open = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = open.upgrade() {
             return Ok(open);
         }
-        let open = Arc::new(self.plan.open_shard_in(source, shard, stage)?);
-        let mut shards = lock();
-        shards.retain(|_, shard| shard.strong_count() > 0);
-        shards.insert(key, Arc::downgrade(&open));
-        Ok(open)
+        let opened = Arc::new(self.plan.open_shard_in(source, shard, stage)?);
+        *open = Arc::downgrade(&opened);
+        Ok(opened)
+    }
+
+    fn shards(&self) -> MutexGuard<'_, BTreeMap<(usize, usize, u64), ShardSlot>> {
+        self.shards.lock().expect("no panic happens while the table is held")
     }
 
     /// Tells the store which shards the lane will open after `share`, but for those that some lane has open.
@@ -75,10 +91,9 @@ impl Context {
         let planned = &self.plan.sources[source];
         let stage = planned.stage_at(share.epoch);
         next_shards(planned, lane, (share.epoch, share.walk + 1), &mut |shard| {
-            let shards = self.shards.lock().expect("no panic happens while the table is held");
-            if shards.get(&(source, stage, shard)).is_none_or(|open| open.strong_count() == 0) {
+            if !self.shards().get(&(source, stage, shard)).is_some_and(is_in_use) {
                 let entry = &planned.manifest.shards[shard as usize];
-                self.plan.store.expect(&entry.location, entry.size, &entry.version, false);
+                self.plan.store.expect(&entry.location, entry.size, &entry.version, is_read_whole(planned, entry));
             }
         });
     }
@@ -107,6 +122,11 @@ fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32, u64), eac
     }
 }
 
+/// Whether all of a shard is read, and not a column of a table.
+fn is_read_whole(source: &PlannedSource, shard: &ManifestEntry) -> bool {
+    source.options.format.of_name(&shard.name).is_some_and(|format| format != Format::Parquet)
+}
+
 /// Starts to fetch what the lanes of a rank will read first, where that is remote; the pipeline that is made next finds it on its
 /// way. To be called before the tokenizer is loaded, which takes a while. Does nothing that has to be waited for.
 pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpoint>) {
@@ -121,9 +141,9 @@ pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpo
             let place = place.unwrap_or_default();
             next_shards(source, lane, (place.epoch, place.walk), &mut |shard| {
                 let entry = &source.manifest.shards[shard as usize];
-                // All of a shard is wanted neither of a table with other columns, nor from somewhere in the middle on.
-                let text = source.options.format.of_name(&entry.name).is_some_and(|format| format != Format::Parquet);
-                plan.store.expect(&entry.location, entry.size, &entry.version, text && from.is_none());
+                // From somewhere in the middle on, not all is wanted.
+                let all = from.is_none() && is_read_whole(source, entry);
+                plan.store.expect(&entry.location, entry.size, &entry.version, all);
             });
         }
     }

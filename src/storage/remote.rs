@@ -52,8 +52,9 @@ pub(super) struct Remote {
     tail: Slot,
     /// Each fetch is made until two agree.
     twice: bool,
-    /// All of its parts, where there is room for them.
-    grid: Option<Grid>,
+    /// All of its parts, where there is room for them. Of one that is read afresh it is taken when a part is asked for: most are
+    /// made for damage that never comes.
+    grid: OnceLock<Option<Grid>>,
     /// The same, read afresh, where that was begun before it was asked for.
     again: OnceLock<Arc<Remote>>,
     /// To hand itself to its readers.
@@ -75,10 +76,8 @@ impl Remote {
         part_size: u64,
         twice: bool,
     ) -> Arc<Remote> {
-        let room = if is_small(size, part_size) { None } else { shared.budget.take_whole(size) };
-        let grid = room.map(|room| Grid { parts: Mutex::default(), checked: OnceLock::new(), _room: room });
-        Arc::new_cyclic(|me| Remote {
-            grid,
+        let remote = Arc::new_cyclic(|me| Remote {
+            grid: OnceLock::new(),
             again: OnceLock::new(),
             shared,
             address,
@@ -89,7 +88,25 @@ impl Remote {
             tail: Mutex::new(None),
             twice,
             me: me.clone(),
-        })
+        });
+        if !twice {
+            remote.take_grid();
+        }
+        remote
+    }
+
+    /// Its parts, for which room is taken the first time.
+    fn take_grid(&self) -> Option<&Grid> {
+        let take = || {
+            let room = if self.is_small() { None } else { self.shared.budget.take_whole(self.size) };
+            room.map(|room| Grid { parts: Mutex::default(), checked: OnceLock::new(), _room: room })
+        };
+        self.grid.get_or_init(take).as_ref()
+    }
+
+    /// Its parts, if room was taken for them.
+    fn grid(&self) -> Option<&Grid> {
+        self.grid.get()?.as_ref()
     }
 
     /// Whether it is of this size and version.
@@ -198,9 +215,12 @@ impl Remote {
                 false => self,
             };
             let _ = from.ask(&from.head, 0..from.size);
-        } else if !self.is_doubtful(false) {
-            let _ = self.ask(&self.head, self.head_range());
-            if let Some(grid) = self.grid.as_ref().filter(|_| all) {
+        } else {
+            // The beginning of a doubtful one is read twice, by who opens it.
+            if !self.is_doubtful(false) {
+                let _ = self.ask(&self.head, self.head_range());
+            }
+            if let Some(grid) = self.grid().filter(|_| all) {
                 let _ = (0..self.size.div_ceil(self.part_size)).try_for_each(|n| self.part(grid, n).map(drop));
             }
         }
@@ -305,7 +325,7 @@ impl Remote {
 
     /// Whether all of it is here and has the sum that its version is.
     fn is_checked(&self) -> bool {
-        let Some(grid) = &self.grid else { return false };
+        let Some(grid) = self.grid() else { return false };
         if !self.network().has_sum(&self.wanted(0..self.size)) {
             return false;
         }
@@ -358,7 +378,9 @@ impl Object for Remote {
         }
         let range = range.start.min(self.size)..range.end.min(self.size);
         let me = self.me.upgrade().expect("whoever calls holds it");
-        if let (Some(grid), Reading::Along) = (&self.grid, how) {
+        if how == Reading::Along
+            && let Some(grid) = self.take_grid()
+        {
             // What can't be asked for is said by who reads it.
             let _ = self.part(grid, (range.start / self.part_size).min((self.size - 1) / self.part_size));
             return Some(Arc::new(Along(me)));
@@ -375,13 +397,13 @@ impl Object for Remote {
 
     fn in_memory(&self) -> bool {
         let parts = |grid: &Grid| grid.parts.lock().expect("no panic happens while it is held").len() as u64;
-        self.is_small() || self.grid.as_ref().is_some_and(|grid| 2 * parts(grid) > self.size.div_ceil(self.part_size))
+        self.is_small() || self.grid().is_some_and(|grid| 2 * parts(grid) > self.size.div_ceil(self.part_size))
     }
 
     fn is_doubtful(&self, opened: bool) -> bool {
         // With TLS it would show, and in what has a sum as well, when all of it is here.
         let network = self.network();
-        let has_sum = || (self.is_small() || self.grid.is_some()) && network.has_sum(&self.wanted(0..self.size));
+        let has_sum = || (self.is_small() || self.grid().is_some()) && network.has_sum(&self.wanted(0..self.size));
         let checked = || has_sum() && (!opened || self.is_small() || self.is_checked());
         !self.twice && network.is_plain(&self.address) && !checked()
     }
@@ -397,7 +419,7 @@ impl Object for Along {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let count = self.0.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-        let grid = self.0.grid.as_ref().expect("it is what makes a reader like this");
+        let grid = self.0.grid().expect("it is what makes a reader like this");
         self.0.read_grid(grid, offset, &mut buf[..count]).map(|()| count)
     }
 }
