@@ -93,7 +93,7 @@ impl Context {
         next_shards(planned, lane, (share.epoch, share.walk + 1), &mut |shard| {
             if !self.shards().get(&(source, stage, shard)).is_some_and(is_in_use) {
                 let entry = &planned.manifest.shards[shard as usize];
-                self.plan.store.expect(&entry.location, entry.size, &entry.version, is_read_whole(planned, entry));
+                self.plan.store.expect(&entry.location, entry.size, &entry.version, false);
             }
         });
     }
