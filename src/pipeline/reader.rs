@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Cursor;
 use crate::plan::{Plan, PlannedSource};
 use crate::shard::{Format, Shard, Start, UnitReader};
-use crate::source::{ManifestEntry, Share};
+use crate::source::Share;
 use crate::state::Checkpoint;
 use crate::tokenizer::Tokenizer;
 
@@ -122,11 +122,6 @@ fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32, u64), eac
     }
 }
 
-/// Whether all of a shard is read, and not a column of a table.
-fn is_read_whole(source: &PlannedSource, shard: &ManifestEntry) -> bool {
-    source.options.format.of_name(&shard.name).is_some_and(|format| format != Format::Parquet)
-}
-
 /// Starts to fetch what the lanes of a rank will read first, where that is remote; the pipeline that is made next finds it on its
 /// way. To be called before the tokenizer is loaded, which takes a while. Does nothing that has to be waited for.
 pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpoint>) {
@@ -141,9 +136,9 @@ pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpo
             let place = place.unwrap_or_default();
             next_shards(source, lane, (place.epoch, place.walk), &mut |shard| {
                 let entry = &source.manifest.shards[shard as usize];
-                // From somewhere in the middle on, not all is wanted.
-                let all = from.is_none() && is_read_whole(source, entry);
-                plan.store.expect(&entry.location, entry.size, &entry.version, all);
+                // All of a shard is wanted neither of a table with other columns, nor from somewhere in the middle on.
+                let text = source.options.format.of_name(&entry.name).is_some_and(|format| format != Format::Parquet);
+                plan.store.expect(&entry.location, entry.size, &entry.version, text && from.is_none());
             });
         }
     }
