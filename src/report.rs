@@ -142,9 +142,14 @@ impl Meter {
         // At once: the hash takes up to sixteen pieces of 1 KiB side by side, and a block may have fewer.
         let ids = batch.blocks.iter().map(|block| block.input_ids.len()).sum::<usize>();
         self.bytes.resize(ids * size_of::<u32>(), 0);
-        let (places, _) = self.bytes.as_chunks_mut();
-        for (place, id) in places.iter_mut().zip(batch.blocks.iter().flat_map(|block| &block.input_ids)) {
-            *place = id.to_le_bytes();
+        let (mut places, _) = self.bytes.as_chunks_mut();
+        for block in &batch.blocks {
+            // Block by block, so that the loop within is one of slices and takes many ids at once.
+            let (these, others) = places.split_at_mut(block.input_ids.len());
+            for (place, id) in these.iter_mut().zip(&block.input_ids) {
+                *place = id.to_le_bytes();
+            }
+            places = others;
         }
         self.digest.update(&self.bytes);
     }

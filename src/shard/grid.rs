@@ -37,6 +37,9 @@ use crate::shard::separator::Separator;
 const STEP_MIN: usize = 16 << 10;
 const STEP_MAX: usize = 1 << 20;
 
+/// Room that is made at once for what is read.
+const ROOM: usize = 128 << 10;
+
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Uncompressed bytes with a place to put back what was read too far.
@@ -71,9 +74,12 @@ impl Bytes {
         self.ahead.clear();
         self.ahead_start = 0;
         if !self.ended && self.failed.is_none() {
-            out.resize(start + count, 0);
             let mut filled = 0;
             while filled < count {
+                if out.len() == start + filled {
+                    // Room is zeroed a little at a time, so that it is still in the processor's cache when it is written to.
+                    out.resize((out.len() + ROOM).min(start + count), 0);
+                }
                 match self.decoder.read(&mut out[start + filled..]) {
                     Ok(0) => {
                         self.ended = true;
