@@ -322,6 +322,26 @@ fn small_files_and_odd_names() {
     });
 }
 
+/// Many lanes come to a shard at once: it is opened once for all, and its parts are read once.
+#[test]
+fn lanes_share_a_shard() {
+    within(60, || {
+        let corpus = Corpus::new().source("x", Kind::Jsonl, 3, 6000, 2000, "max_epochs = 2");
+        let server = Server::start(corpus.folder.path(), Manners::default());
+        let head =
+            format!("lanes = 16\nblock_size = 512\nbatch_size = 4\n[shuffle]\nspan = 60000\nwindow = 20000\n{FAST}");
+        let (expected, _) = outcome(&corpus.plan(&head), 4);
+        let remote = planned(&remote_config(&corpus, &head, &server.url("")));
+        let before = server.state.bytes.load(Ordering::SeqCst);
+        let (found, error) = outcome(&remote, 4);
+        assert!(error.is_none() && found == expected, "{error:?}");
+        let read = server.state.bytes.load(Ordering::SeqCst) - before;
+        let size = remote.sources[0].manifest.bytes();
+        // In each epoch once, and the beginnings (256 KiB of 3) twice more, to compare. Each lane by itself would read six times that.
+        assert!(size > 4 << 20 && read < 4 * size, "{read} of {size} bytes were read");
+    });
+}
+
 /// Of Parquet the footer and the one column are read; of zstd with a seek table the frames of one's own lanes.
 #[test]
 fn only_what_is_needed_is_read() {
