@@ -9,6 +9,9 @@
 use std::time::Duration;
 
 use aws_config::BehaviorVersion;
+use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::ProfileFileRegionProvider;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
@@ -26,6 +29,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The region where nothing says another.
 const REGION: &str = "us-east-1";
+/// Where the environment says the address of another server than Amazon's.
+const ENDPOINTS: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
 /// Bytes of a part of an upload, at least; S3 takes 10 000 parts.
 const UPLOAD_PART: u64 = 16 << 20;
 
@@ -44,6 +49,12 @@ async fn connect(options: &StorageOptions) -> Result<Client> {
     }
     if let Some(region) = &s3.region {
         loader = loader.region(Region::new(region.clone()));
+    } else if s3.endpoint.is_some() || ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some()) {
+        // Whose region isn't that of a machine at Amazon; to ask for it would wait for an address that nobody has, and warn.
+        let profile = ProfileFileRegionProvider::builder();
+        let profile = s3.profile.iter().fold(profile, |builder, name| builder.profile_name(name));
+        let said = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new()).or_else(profile.build());
+        loader = loader.region(said.or_else(Region::new(REGION)));
     }
     if let Some(endpoint) = &s3.endpoint {
         loader = loader.endpoint_url(endpoint);

@@ -1,4 +1,4 @@
-//! A proxy on loopback that damages every n-th response to a GET of an object, and can be dead for a while.
+//! A proxy on loopback that damages every n-th response to a GET of an object, of a page of a listing if told so, and can be dead for a while.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -45,8 +45,9 @@ pub struct State {
     /// Those that wait for a late response, and most that did at once.
     waiting: AtomicU64,
     pub waiting_most: AtomicU64,
-    /// Pages of listings.
+    /// Pages of listings, and whether every n-th is damaged like an object.
     pub listings: AtomicU64,
+    pub damages_listings: AtomicBool,
     /// Connections are taken and reset, and those there are cut.
     pub dead: AtomicBool,
     /// It is dead from this GET on.
@@ -67,6 +68,7 @@ impl Proxy {
             waiting: AtomicU64::new(0),
             waiting_most: AtomicU64::new(0),
             listings: AtomicU64::new(0),
+            damages_listings: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             dies_at: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
@@ -165,7 +167,8 @@ impl State {
             from_client.read_exact(&mut body)?;
             let path = target.split('?').next().unwrap_or_default().trim_matches('/');
             let lists = method == "GET" && target.contains("list-type");
-            self.listings.fetch_add(lists.into(), Ordering::SeqCst);
+            let page = self.listings.fetch_add(lists.into(), Ordering::SeqCst) + 1;
+            let damages_page = lists && self.damages_listings.load(Ordering::SeqCst) && page.is_multiple_of(self.every);
             let counts = method == "GET" && !lists && !path.is_empty();
             let get = if counts { self.gets.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
             if get >= self.dies_at.load(Ordering::SeqCst) {
@@ -174,6 +177,7 @@ impl State {
                 return Ok(());
             }
             let damage = match counts {
+                _ if damages_page => *self.damage.lock().expect("no panic"),
                 true if get.is_multiple_of(self.every) => *self.damage.lock().expect("no panic"),
                 _ => Damage::Nothing,
             };
@@ -234,7 +238,9 @@ impl State {
                 continue;
             }
             if headers.get("transfer-encoding").is_some_and(|coding| coding == "chunked") {
-                self.pass_pieces(&mut from_server, &mut to_client)?;
+                if !self.pass_pieces(&mut from_server, &mut to_client, damage)? {
+                    return Ok(());
+                }
                 continue;
             }
             let left = headers.get("content-length").and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -288,8 +294,14 @@ impl State {
         Ok(true)
     }
 
-    /// A body in pieces, each after its size.
-    fn pass_pieces(&self, from: &mut impl std::io::BufRead, to: &mut TcpStream) -> std::io::Result<()> {
+    /// A body in pieces, each after its size; false when the connection is over.
+    fn pass_pieces(
+        &self,
+        from: &mut impl std::io::BufRead,
+        to: &mut TcpStream,
+        damage: Damage,
+    ) -> std::io::Result<bool> {
+        let mut sent = 0;
         loop {
             let mut line = String::new();
             from.read_line(&mut line)?;
@@ -297,9 +309,19 @@ impl State {
             let size = usize::from_str_radix(line.trim().split(';').next().unwrap_or_default(), 16).unwrap_or(0);
             let mut piece = vec![0; size + 2];
             from.read_exact(&mut piece)?;
+            if let Damage::Cut(at) | Damage::Short(at) = damage
+                && sent + size > at
+            {
+                to.write_all(&piece[..at - sent])?;
+                if let Damage::Cut(_) = damage {
+                    reset(to);
+                }
+                return Ok(false);
+            }
             to.write_all(&piece)?;
+            sent += size;
             if size == 0 {
-                return Ok(());
+                return Ok(true);
             }
         }
     }

@@ -98,6 +98,25 @@ fn listings_of_many_pages_and_odd_keys() {
         assert_eq!(names(&plan), names(&local));
         assert!(outcome(&plan, 4).0 == outcome(&local, 4).0);
 
+        // The second page fails: it is asked for again, and not a shard is missing. Where it is refused, there is no listing at all.
+        for damage in [
+            Damage::Cut(20_000),
+            Damage::Short(20_000),
+            Damage::Busy,
+            Damage::Says(500, "InternalError"),
+            Damage::InTurn,
+        ] {
+            let proxy = Proxy::start(server.address, damage, 2);
+            proxy.state.damages_listings.store(true, Ordering::SeqCst);
+            let plan = planned(&config(&corpus, &format!("{head}{FAST}"), "pages", proxy.address));
+            assert_eq!(names(&plan), names(&local), "{damage:?}");
+            assert!(proxy.state.damaged.load(Ordering::SeqCst) > 0 && plan.store.traffic().retries > 0, "{damage:?}");
+        }
+        let proxy = Proxy::start(server.address, Damage::Says(403, "AccessDenied"), 2);
+        proxy.state.damages_listings.store(true, Ordering::SeqCst);
+        let error = Plan::new(&config(&corpus, head, "pages", proxy.address)).expect_err("half a listing is none");
+        assert!(error.detail().contains("AccessDenied"), "{error}");
+
         let folder = tempfile::tempdir().expect("a folder");
         let odd = [
             "a b.jsonl",
@@ -213,6 +232,28 @@ fn credentials_and_what_is_not_there() {
         let (ok, text) = plan("public", &[], &["storage.s3.anonymous=true"]);
         assert!(ok, "{text}");
         check(plan("nothere", &[key, secret], &[]), &["s3://nothere/web/"]);
+
+        // No region is said: one's own server has none, and nobody is asked for it. Where the server is may be said by the environment.
+        let paths = "source.web.paths=[\"s3://private/web/*\"]";
+        let (endpoint, address) =
+            (format!("storage.s3.endpoint=\"http://{}\"", server.address), format!("http://{}", server.address));
+        for configured in [true, false] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_tokenmill"));
+            command.args(["plan", file, "--set", paths]).stdin(Stdio::null());
+            match configured {
+                true => command.args(["--set", &endpoint]),
+                false => command.args(["--set", "storage.s3.path_style=true"]).env("AWS_ENDPOINT_URL", &address),
+            };
+            for name in ["AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED", "AWS_PROFILE", "RUST_LOG"] {
+                command.env_remove(name);
+            }
+            let output = run({
+                command.env("HOME", corpus.folder.path()).envs([key, secret]);
+                command
+            });
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !text.contains("WARN"), "{text}");
+        }
     });
 }
 
