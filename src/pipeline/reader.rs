@@ -21,9 +21,10 @@ use crate::document::{EncodedDocument, EncodedDocuments, Loss, RecordRange, Wind
 use crate::error::{Error, ErrorKind, Result};
 use crate::packing::Cursor;
 use crate::plan::{Plan, PlannedSource};
-use crate::shard::{Format, Shard, Start, UnitReader};
+use crate::shard::{Format, Shard, Start, UnitReader, compression_by_name};
 use crate::source::Share;
 use crate::state::Checkpoint;
+use crate::storage::Expected;
 use crate::tokenizer::Tokenizer;
 
 /// Bad records whose places one piece keeps.
@@ -93,7 +94,7 @@ impl Context {
         next_shards(planned, lane, (share.epoch, share.walk + 1), &mut |shard| {
             if !self.shards().get(&(source, stage, shard)).is_some_and(is_in_use) {
                 let entry = &planned.manifest.shards[shard as usize];
-                self.plan.store.expect(&entry.location, entry.size, &entry.version, false);
+                self.plan.store.expect(&entry.location, entry.size, &entry.version, Expected::Beginning);
             }
         });
     }
@@ -138,7 +139,13 @@ pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpo
                 let entry = &source.manifest.shards[shard as usize];
                 // All of a shard is wanted neither of a table with other columns, nor from somewhere in the middle on.
                 let text = source.options.format.of_name(&entry.name).is_some_and(|format| format != Format::Parquet);
-                plan.store.expect(&entry.location, entry.size, &entry.version, text && from.is_none());
+                let wanted = match compression_by_name(&entry.name) {
+                    _ if !text || from.is_some() => Expected::Beginning,
+                    // Its frames have to be found.
+                    "zstd" => Expected::AllToOpen,
+                    _ => Expected::All,
+                };
+                plan.store.expect(&entry.location, entry.size, &entry.version, wanted);
             });
         }
     }

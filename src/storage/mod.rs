@@ -78,9 +78,9 @@ pub trait Store: Debug + Send + Sync {
         self.open(location)
     }
 
-    /// Says that the object will be opened soon, so that what is read first may be on its way by then; with `all`, that all of it will
-    /// be read before others. What it costs is bounded; errors come out when it is read.
-    fn expect(&self, _location: &str, _size: u64, _version: &Version, _all: bool) {}
+    /// Says that the object will be opened soon, so that what is read of it before others may be on its way by then. What it costs is
+    /// bounded; errors come out when it is read.
+    fn expect(&self, _location: &str, _size: u64, _version: &Version, _wanted: Expected) {}
 
     /// Says that this process will read for `own` of `all` lanes, from which follows what is worth keeping.
     fn expect_lanes(&self, _own: u32, _all: u32) {}
@@ -101,6 +101,17 @@ pub struct Version {
     /// The server gives the object as a whole only, so it is copied before it is read.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
+}
+
+/// What of an object will be read soon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// What says how it is to be read.
+    Beginning,
+    /// All of it.
+    All,
+    /// All of it, and it has to be gone through to know how it is to be read.
+    AllToOpen,
 }
 
 /// The files of this machine.

@@ -17,7 +17,7 @@ use super::ahead::{Ahead, Budget, Held, Whole};
 use super::cache::{BLOCK, Cache, CacheKey};
 use super::cell::{Cell, Filler};
 use super::network::{Network, Wanted};
-use super::{LocalFile, Object, Reading, Version};
+use super::{Expected, LocalFile, Object, Reading, Version};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What is fetched of a large object's beginning at once, and of its end.
@@ -206,23 +206,24 @@ impl Remote {
         Ok(cell)
     }
 
-    /// Starts to fetch what readers will want first; with `all`, all of it, where all is held while it is open.
-    pub(super) fn want(self: &Arc<Self>, all: bool) {
+    /// Starts to fetch what readers will want first; all of it only where all is held while it is open.
+    pub(super) fn want(self: &Arc<Self>, wanted: Expected) {
+        let doubtful = self.is_doubtful(false);
+        let from = match doubtful && (self.is_small() || wanted == Expected::AllToOpen) {
+            true => self.again.get_or_init(|| self.afresh()),
+            false => self,
+        };
         // What can't be asked for is said by who reads it.
         if self.is_small() {
-            let from = match self.is_doubtful(false) {
-                true => self.again.get_or_init(|| self.afresh()),
-                false => self,
-            };
             let _ = from.ask(&from.head, 0..from.size);
-        } else {
-            // The beginning of a doubtful one is read twice, by who opens it.
-            if !self.is_doubtful(false) {
-                let _ = self.ask(&self.head, self.head_range());
-            }
-            if let Some(grid) = self.grid().filter(|_| all) {
-                let _ = (0..self.size.div_ceil(self.part_size)).try_for_each(|n| self.part(grid, n).map(drop));
-            }
+            return;
+        }
+        // The beginning of a doubtful one is read twice, by who opens it.
+        if from.twice || !doubtful {
+            let _ = from.ask(&from.head, from.head_range());
+        }
+        if let Some(grid) = from.take_grid().filter(|_| wanted != Expected::Beginning) {
+            let _ = (0..self.size.div_ceil(self.part_size)).try_for_each(|n| from.part(grid, n).map(drop));
         }
     }
 

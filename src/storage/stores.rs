@@ -16,7 +16,7 @@ use super::cache::Cache;
 use super::list::dot_is_spelled;
 use super::network::Network;
 use super::remote::{Remote, Shared, Spooled};
-use super::{Listed, LocalStore, Object, StorageOptions, Store, Traffic, Version, http, hub, list, s3};
+use super::{Expected, Listed, LocalStore, Object, StorageOptions, Store, Traffic, Version, http, hub, list, s3};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::ByteSize;
 
@@ -365,7 +365,7 @@ impl Store for Stores {
         Ok(object)
     }
 
-    fn expect(&self, location: &str, size: u64, version: &Version, all: bool) {
+    fn expect(&self, location: &str, size: u64, version: &Version, wanted: Expected) {
         if scheme(location).is_none() || version.whole || size == 0 {
             return;
         }
@@ -375,7 +375,7 @@ impl Store for Stores {
         }
         let Ok(object) = self.remote(location, size, version) else { return };
         if self.shared.budget.has_room(object.wanted_bytes()) {
-            object.want(all);
+            object.want(wanted);
             expected.insert(location.to_owned(), object);
         }
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokenmill::config::Config;
 use tokenmill::error::ErrorKind;
+use tokenmill::pipeline::read_ahead;
 use tokenmill::plan::Plan;
 use tokenmill::storage::Environment;
 
@@ -339,6 +340,35 @@ fn lanes_share_a_shard() {
         let size = remote.sources[0].manifest.bytes();
         // In each epoch once, and the beginnings (256 KiB of 3) twice more, to compare. Each lane by itself would read six times that.
         assert!(size > 4 << 20 && read < 4 * size, "{read} of {size} bytes were read");
+    });
+}
+
+/// What is asked for before the run begins is what it reads: nothing comes a second time, but for what is read twice since nothing else would show
+/// that it was damaged on the way. To find the frames of zstd means to go through all of it.
+#[test]
+fn what_is_asked_for_early_is_used() {
+    within(60, || {
+        for (kind, times) in [(Kind::Jsonl, 1), (Kind::JsonlGzip, 1), (Kind::JsonlZstd, 2)] {
+            let corpus = Corpus::new().source("x", kind, 1, 16_000, 2000, "max_epochs = 1");
+            let server = Server::start(corpus.folder.path(), Manners::default());
+            let head = format!(
+                "lanes = 8\nblock_size = 512\nbatch_size = 4\n[shuffle]\nspan = 300000\nwindow = 20000\n{FAST}"
+            );
+            let (expected, _) = outcome(&corpus.plan(&head), 2);
+            let remote = planned(&remote_config(&corpus, &head, &server.url("")));
+            let size = remote.sources[0].manifest.bytes();
+            let before = server.state.bytes.load(Ordering::SeqCst);
+            read_ahead(&remote, 0, 1, None);
+            let (found, error) = outcome(&remote, 2);
+            assert!(error.is_none() && found == expected, "{kind:?}: {error:?}");
+            let read = server.state.bytes.load(Ordering::SeqCst) - before;
+            // The first 256 KiB and the last 64 come up to three times more.
+            assert!(
+                read >= times * size && read < times * size + (1 << 20),
+                "{kind:?}: {read} of {size} bytes were read"
+            );
+            assert!(size > 2 << 20, "{kind:?}: {size} bytes are too few to tell");
+        }
     });
 }
 
