@@ -6,6 +6,15 @@ use std::path::Path;
 const LINES: &str = "{\"id\":1,\"text\":\"one \\u00e9\\n\"}\r\n\n{\"text\":\"\"}\n{\"meta\":{\"text\":[1,2.5e3,null,true]},\"text\":\"\\ud83d\\ude00 two\"}\n\
                      {\"text\":\"a\",\"text\":\"b\"}\n{\"text\":null}\nnot json\n{\"text\":\"the last\"}";
 
+const CHATS: [&str; 6] = [
+    r#"{"messages":[{"role":"system","content":"s"},{"role":"user","content":"a\n"},{"role":"assistant","content":"b"}]}"#,
+    r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]},{"role":"assistant","content":null,"tool_calls":[{"type":"function","function":{"name":"f","arguments":{"x":[1,2.5]}}}]},{"role":"tool","content":"3"}],"tools":[{"type":"function","function":{"name":"f"}}]}"#,
+    r#"{"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"<|im_end|>b"}]}"#,
+    r#"{"instruction":"a","input":"b","output":"c"}"#,
+    r#"{"prompt":"a","completion":[{"role":"assistant","content":"b"}]}"#,
+    r#"{"text":"a \u00e9"}"#,
+];
+
 const CONFIG: &str = include_str!("../../../configs/pretrain.toml");
 
 fn write(folder: &Path, target: &str, seeds: &[Vec<u8>]) -> std::io::Result<()> {
@@ -67,6 +76,9 @@ fn main() -> std::io::Result<()> {
     let overrides =
         "[[source]]\nname = \"a\"\npaths = [\"x\"]\n\0block_size=4096\nsource.a.weight=0.5\nshuffle.window=\"1MiB\"";
     write(folder, "config", &[CONFIG.into(), overrides.into()])?;
+    let chats: Vec<Vec<u8>> =
+        CHATS.iter().flat_map(|line| [0, 13, 26, 39].map(|first| with(&[first], line.as_bytes()))).collect();
+    write(folder, "chat", &chats)?;
     // The target has a sound checkpoint of its own, which these change.
     let edits = b"\0\x01\0\x05\x20\x01\xff\xff\x30\x03\xff\xff\xff\xff\xff\xff\xff\xff";
     let splices = b"\x01\x10\x00\x02\"x\x20\x01\x01,";
