@@ -11,7 +11,7 @@
 //!               <- takes what is done           <-channel--
 //! ```
 //!
-//! All decisions are the caller's thread's, so there are no locks but the queue of tasks and, in shards that can't be
+//! Decisions are the caller's thread's, so there are no locks but the queues of tasks and, in shards that can't be
 //! seeked, the shared decoder; a piece is some 100 KB of text, so neither shows. Tasks are taken by need: what
 //! will be delivered first is first. Why not a rayon scope or parallel iterators: the order of need crosses strands and
 //! changes as blocks are delivered. Loads of one group of lanes run one at a time while the group reads shards that
@@ -57,8 +57,6 @@ pub(super) struct Parallel {
     ahead_bytes: usize,
     /// Bytes of records in a piece, about.
     piece_bytes: usize,
-    /// Loads of a group that wait for the one that runs; present while one runs.
-    loading: BTreeMap<Group, VecDeque<usize>>,
     /// Where the pool gets shards from that can't be seeked: whether a group's last load was from one.
     on_stream: BTreeMap<Group, bool>,
     stall_timeout: Duration,
@@ -75,6 +73,8 @@ struct Shared {
     tasks: Mutex<BinaryHeap<Task>>,
     /// Those of the loaders.
     loads: Mutex<BinaryHeap<Task>>,
+    /// Loads of a group that wait for the one that runs; present while one runs.
+    loading: Mutex<BTreeMap<Group, VecDeque<Task>>>,
     results: Sender<Done>,
     /// Set when the driver is dropped: tasks not begun are not run.
     closed: AtomicBool,
@@ -143,8 +143,16 @@ struct Task {
 }
 
 enum Work {
-    Load(Box<LaneReader>),
-    Encode { window: Arc<LoadedWindow>, range: Range<usize>, slot: u64 },
+    /// `group`: the one whose loads go one by one.
+    Load {
+        reader: Box<LaneReader>,
+        group: Option<Group>,
+    },
+    Encode {
+        window: Arc<LoadedWindow>,
+        range: Range<usize>,
+        slot: u64,
+    },
 }
 
 enum Done {
@@ -232,6 +240,7 @@ impl Parallel {
             streams,
             tasks: Mutex::default(),
             loads: Mutex::default(),
+            loading: Mutex::default(),
             results: sender,
             closed: AtomicBool::new(false),
             delays: options.test_delays.map(|seed| (seed, AtomicU64::new(0))),
@@ -245,7 +254,6 @@ impl Parallel {
             results,
             ahead_bytes,
             piece_bytes: piece_bytes(ahead_bytes),
-            loading: BTreeMap::new(),
             on_stream: BTreeMap::new(),
             stall_timeout,
             interrupt: options.interrupt.clone(),
@@ -287,29 +295,20 @@ impl Parallel {
         let short = strand.ahead + strand.unscheduled < 2 * self.ahead_bytes && strand.unscheduled < self.ahead_bytes;
         if short && strand.end.is_none() && !strand.loading {
             strand.loading = true;
-            let reader = strand.reader.as_ref().expect("a strand that isn't at its end has its reader between loads");
+            let reader = strand.reader.take().expect("a strand that isn't at its end has its reader between loads");
             strand.group = reader.group(&self.shared.context.plan);
             // A group's loads go one by one while they share a decoder, or may: the first load tells.
-            if self.on_stream.get(&strand.group).copied().unwrap_or(true) {
-                if let Some(waiting) = self.loading.get_mut(&strand.group) {
-                    waiting.push_back(index);
-                    return;
-                }
-                self.loading.insert(strand.group, VecDeque::new());
+            let group = self.on_stream.get(&strand.group).copied().unwrap_or(true).then_some(strand.group);
+            // Before all but what is waited for: lanes come to the ends of their windows at about the same time, and where they
+            // share a decoder, one thread has to be at it while the others still have something to encode.
+            let need = Reverse((0, strand.turn, 0));
+            let task = Task { need, strand: index, work: Work::Load { reader, group } };
+            let loaders = self.loaders.as_ref().filter(|_| strand.is_remote);
+            let pool = loaders.unwrap_or(&self.pool);
+            if let Some(task) = self.shared.waits(task) {
+                self.shared.clone().spawn(pool, loaders.is_some(), task);
             }
-            self.load(index);
         }
-    }
-
-    fn load(&mut self, index: usize) {
-        let strand = &mut self.strands[index];
-        let reader = strand.reader.take().expect("a strand that isn't at its end has a reader, and one load at a time");
-        // Before all but what is waited for: lanes come to the ends of their windows at about the same time, and where they
-        // share a decoder, one thread has to be at it while the others still have something to encode.
-        let need = Reverse((0, strand.turn, 0));
-        let loaders = self.loaders.as_ref().filter(|_| strand.is_remote);
-        let pool = loaders.unwrap_or(&self.pool);
-        self.shared.clone().spawn(pool, loaders.is_some(), Task { need, strand: index, work: Work::Load(reader) });
     }
 
     /// Takes in one result.
@@ -341,18 +340,6 @@ impl Parallel {
                         strand.end = Some(Ok(()));
                     }
                     Err(error) => strand.end = Some(Err(error)),
-                }
-                if let Some(mut waiting) = self.loading.remove(&group) {
-                    if self.on_stream.get(&group).copied().unwrap_or(true) {
-                        if let Some(next) = waiting.pop_front() {
-                            self.loading.insert(group, waiting);
-                            self.load(next);
-                        }
-                    } else {
-                        for next in waiting {
-                            self.load(next);
-                        }
-                    }
                 }
                 self.schedule(index);
             }
@@ -492,6 +479,9 @@ impl Drop for Parallel {
                 tasks.clear();
             }
         }
+        if let Ok(mut loading) = self.shared.loading.lock() {
+            loading.clear();
+        }
     }
 }
 
@@ -506,13 +496,70 @@ impl Shared {
         pool.spawn_fifo(move || self.run_one(of_loaders));
     }
 
-    /// Runs the task that is needed first.
-    fn run_one(&self, of_loaders: bool) {
-        if self.closed.load(Ordering::Relaxed) {
-            return;
+    fn loading(&self) -> MutexGuard<'_, BTreeMap<Group, VecDeque<Task>>> {
+        self.loading.lock().expect("no panic happens while the table is held")
+    }
+
+    /// Gives a load back that can run now; one of a group whose load runs waits for it.
+    fn waits(&self, task: Task) -> Option<Task> {
+        let Work::Load { group: Some(group), .. } = task.work else { return Some(task) };
+        let mut loading = self.loading();
+        if let Some(waiting) = loading.get_mut(&group) {
+            waiting.push_back(task);
+            return None;
         }
-        let task = self.tasks(of_loaders).pop();
-        let Some(Task { strand, work, .. }) = task else { return };
+        loading.insert(group, VecDeque::new());
+        Some(task)
+    }
+
+    /// Runs the task that is needed first. Of a group whose loads go one by one, those that wait follow on the same thread: what they want
+    /// was mostly decoded on the way, and for a thread to become free takes longer.
+    fn run_one(self: Arc<Self>, of_loaders: bool) {
+        let mut next = self.tasks(of_loaders).pop();
+        while let Some(Task { strand, work, .. }) = next {
+            if self.closed.load(Ordering::Relaxed) {
+                return;
+            }
+            let group = match &work {
+                Work::Load { group, .. } => *group,
+                Work::Encode { .. } => None,
+            };
+            let done = self.run_task(of_loaders, strand, work);
+            let shares = !matches!(&done, Done::Loaded { reader: Some(reader), .. } if !reader.on_stream);
+            // The driver may be gone.
+            let _ = self.results.send(done);
+            next = group.and_then(|group| self.next_load(of_loaders, group, shares));
+        }
+    }
+
+    /// What follows a load of a group, on this thread. Where the lanes turn out not to share a decoder, all that wait are let go.
+    fn next_load(self: &Arc<Self>, of_loaders: bool, group: Group, shares: bool) -> Option<Task> {
+        let mut loading = self.loading();
+        let waiting = loading.get_mut(&group)?;
+        if shares && let Some(next) = waiting.pop_front() {
+            if rayon::current_num_threads() > 1 {
+                return Some(next);
+            }
+            // Nobody else encodes meanwhile, so what is needed first comes first.
+            drop(loading);
+            let mut tasks = self.tasks(of_loaders);
+            tasks.push(next);
+            return tasks.pop();
+        }
+        let waiting = loading.remove(&group)?;
+        drop(loading);
+        for mut task in waiting {
+            if let Work::Load { group, .. } = &mut task.work {
+                *group = None;
+            }
+            self.tasks(of_loaders).push(task);
+            let shared = self.clone();
+            rayon::spawn_fifo(move || shared.run_one(of_loaders));
+        }
+        None
+    }
+
+    fn run_task(&self, of_loaders: bool, strand: usize, work: Work) -> Done {
         if let Some((seed, counter)) = &self.delays {
             let random = crate::order::key(*seed, "delay", "", &[counter.fetch_add(1, Ordering::Relaxed)]);
             std::thread::sleep(Duration::from_micros(random % 800));
@@ -520,19 +567,18 @@ impl Shared {
         let thread = (of_loaders, rayon::current_thread_index().unwrap_or(0));
         let tokenizing = match &work {
             Work::Encode { window, .. } => Some(window.shard.name().clone()),
-            Work::Load(_) => None,
+            Work::Load { .. } => None,
         };
         let running = || self.running.lock().expect("no panic happens while the table is held");
         running().insert(thread, Running { strand, since: Instant::now(), tokenizing });
         let done = self.run(strand, work);
         running().remove(&thread);
-        // The driver may be gone.
-        let _ = self.results.send(done);
+        done
     }
 
     fn run(&self, strand: usize, work: Work) -> Done {
         match work {
-            Work::Load(mut reader) => {
+            Work::Load { mut reader, .. } => {
                 let (lane, reading) = (reader.lane(), reader.reading.clone());
                 let source = reader.source();
                 let loaded = catch_unwind(AssertUnwindSafe(move || {
