@@ -68,7 +68,8 @@ fn print_chain(error: &Error) {
 
 fn init_logging(quiet: bool) {
     use tracing_subscriber::EnvFilter;
-    let default = if quiet { "warn" } else { "info" };
+    // What fails in the AWS SDK comes as an error of ours, which says what to check.
+    let default = if quiet { "warn,aws_config=error" } else { "info,aws_config=error" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
