@@ -59,6 +59,18 @@ pub struct State {
 
 impl Proxy {
     pub fn start(upstream: SocketAddr, damage: Damage, every: u64) -> Proxy {
+        Self::start_on(0, upstream, damage, every)
+    }
+
+    /// One whose port no other test gets while it is closed: systems give away higher ones.
+    pub fn start_to_close(upstream: SocketAddr, damage: Damage, every: u64) -> Proxy {
+        let first = std::process::id() % 9000;
+        let mut ports = (0..9000).map(|n| 10000 + ((first + n) % 9000) as u16);
+        let port = ports.find(|&port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()).expect("a free port");
+        Self::start_on(port, upstream, damage, every)
+    }
+
+    fn start_on(port: u16, upstream: SocketAddr, damage: Damage, every: u64) -> Proxy {
         let state = Arc::new(State {
             upstream,
             damage: Mutex::new(damage),
@@ -74,11 +86,12 @@ impl Proxy {
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
-        let address = listen(state.clone(), "127.0.0.1:0", |state: &State| state.is_over(), State::serve);
+        let address =
+            listen(state.clone(), &format!("127.0.0.1:{port}"), |state: &State| state.is_over(), State::serve);
         Proxy { address, state }
     }
 
-    /// Closes its port for `time` once it has seen `gets` more GETs; to be joined.
+    /// Closes its port for `time` once it has seen `gets` more GETs, of one that was started for it; to be joined.
     pub fn closes(&self, gets: u64, time: Duration) -> std::thread::JoinHandle<()> {
         let (state, address) = (self.state.clone(), self.address);
         let until = state.gets.load(Ordering::SeqCst) + gets;

@@ -195,7 +195,7 @@ fn a_server_that_is_started_again() {
         let corpus = corpus(&[Kind::Jsonl, Kind::Parquet]);
         let (expected, _) = outcome(&corpus.plan(HEAD), 0);
         let server = Server::start(corpus.folder.path(), Manners::default());
-        let proxy = Proxy::start(server.address, Damage::Nothing, 1);
+        let proxy = Proxy::start_to_close(server.address, Damage::Nothing, 1);
         let head = format!("{HEAD}{FAST}tries = 2000\n");
         for threads in [0, 2] {
             let plan = planned(&remote_config(&corpus, &head, &proxy.url("")));
