@@ -5,7 +5,7 @@
 //! panic, comes at its place in the order; a wait is never longer than the stall timeout. Does not know: blocks, mixture.
 //!
 //! ```text
-//!                     caller's thread                                 pool (rayon)
+//!                     caller's thread                                 pool (rayon), or loaders
 //!  next(strand) -> pops the strand's first piece          load:   read, decompress, find records, shuffle -> window
 //!               -> schedules what may run ahead  --task-->  encode: parse, tokenize a piece of a window  -> ids
 //!               <- takes what is done           <-channel--
@@ -16,7 +16,8 @@
 //! will be delivered first is first. Why not a rayon scope or parallel iterators: the order of need crosses strands and
 //! changes as blocks are delivered. Loads of one group of lanes run one at a time while the group reads shards that
 //! can't be seeked: they share a decoder, and a worker that waits for another's decoder tokenizes nothing. For the same
-//! reason loads of sources with remote shards have threads of their own: those mostly wait.
+//! reason loads of sources with remote shards have threads of their own: those mostly wait. They aren't rayon's, whose threads
+//! go round all queues some thirty times before they sleep.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -50,8 +51,6 @@ pub(super) struct Parallel {
     strands: Vec<Strand>,
     shared: Arc<Shared>,
     pool: rayon::ThreadPool,
-    /// For loads of sources with remote shards, if there are any.
-    loaders: Option<rayon::ThreadPool>,
     results: Receiver<Done>,
     /// Bytes of records each strand may have encoded or encoding, beyond the piece in use.
     ahead_bytes: usize,
@@ -71,8 +70,10 @@ struct Shared {
     context: Arc<Context>,
     streams: StreamPool,
     tasks: Mutex<BinaryHeap<Task>>,
-    /// Those of the loaders.
+    /// Those of the loaders, the threads for sources with remote shards.
     loads: Mutex<BinaryHeap<Task>>,
+    /// Wakes a loader; they end when it is dropped.
+    wake_loader: Sender<()>,
     /// Loads of a group that wait for the one that runs; present while one runs.
     loading: Mutex<BTreeMap<Group, VecDeque<Task>>>,
     results: Sender<Done>,
@@ -200,21 +201,14 @@ impl Parallel {
         ahead_bytes: usize,
         options: &RunOptions,
     ) -> Result<Self> {
-        let pool = |threads: usize, name: &'static str| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(move |i| format!("{name}-{i}"))
-                .build();
-            pool.map_err(|error| {
-                Error::new(ErrorKind::Internal, format!("can't start {threads} threads")).because(error)
-            })
-        };
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("tokenmill-{i}")).build();
+        let pool = pool.map_err(|error| cannot_start(threads).because(error))?;
         let (sender, results) = unbounded();
+        let (wake_loader, woken) = unbounded();
         let plan = &context.plan;
         let remote = &context.remote;
-        let loading = strands.iter().filter(|(_, reader)| remote[reader.source()]).count().min(LOADERS_MAX);
-        let loaders = (loading > 0).then(|| pool(loading, "tokenmill-load")).transpose()?;
-        let pool = pool(threads, "tokenmill")?;
+        let loaders = strands.iter().filter(|(_, reader)| remote[reader.source()]).count().min(LOADERS_MAX);
         let stall_timeout = plan.config.runtime.stall_timeout.0;
         let strands: Vec<Strand> = strands
             .into_iter()
@@ -240,17 +234,19 @@ impl Parallel {
             streams,
             tasks: Mutex::default(),
             loads: Mutex::default(),
+            wake_loader,
             loading: Mutex::default(),
             results: sender,
             closed: AtomicBool::new(false),
             delays: options.test_delays.map(|seed| (seed, AtomicU64::new(0))),
             running: Mutex::default(),
         };
+        let shared = Arc::new(shared);
+        start_loaders(loaders, &shared, &woken)?;
         let mut driver = Parallel {
             strands,
-            shared: Arc::new(shared),
+            shared,
             pool,
-            loaders,
             results,
             ahead_bytes,
             piece_bytes: piece_bytes(ahead_bytes),
@@ -286,11 +282,8 @@ impl Parallel {
             strand.ahead += bytes;
             let shard = window.shard.name().clone();
             strand.slots.push_back(Slot { bytes, shard, encoded: None });
-            self.shared.clone().spawn(
-                &self.pool,
-                false,
-                Task { need, strand: index, work: Work::Encode { window, range, slot } },
-            );
+            let task = Task { need, strand: index, work: Work::Encode { window, range, slot } };
+            self.shared.spawn(Some(&self.pool), false, task);
         }
         let short = strand.ahead + strand.unscheduled < 2 * self.ahead_bytes && strand.unscheduled < self.ahead_bytes;
         if short && strand.end.is_none() && !strand.loading {
@@ -303,10 +296,8 @@ impl Parallel {
             // share a decoder, one thread has to be at it while the others still have something to encode.
             let need = Reverse((0, strand.turn, 0));
             let task = Task { need, strand: index, work: Work::Load { reader, group } };
-            let loaders = self.loaders.as_ref().filter(|_| strand.is_remote);
-            let pool = loaders.unwrap_or(&self.pool);
             if let Some(task) = self.shared.waits(task) {
-                self.shared.clone().spawn(pool, loaders.is_some(), task);
+                self.shared.spawn(Some(&self.pool), strand.is_remote, task);
             }
         }
     }
@@ -425,6 +416,27 @@ impl Parallel {
     }
 }
 
+fn cannot_start(threads: usize) -> Error {
+    Error::new(ErrorKind::Internal, format!("can't start {threads} threads"))
+}
+
+/// Starts the threads that take from the queue of loads.
+fn start_loaders(threads: usize, shared: &Arc<Shared>, woken: &Receiver<()>) -> Result<()> {
+    for thread in 0..threads {
+        let (shared, woken) = (Arc::downgrade(shared), woken.clone());
+        let loader = std::thread::Builder::new().name(format!("tokenmill-load-{thread}"));
+        let started = loader.spawn(move || {
+            while let Ok(()) = woken.recv()
+                && let Some(shared) = shared.upgrade()
+            {
+                shared.run_one(true, thread);
+            }
+        });
+        started.map_err(|error| cannot_start(threads).because(error))?;
+    }
+    Ok(())
+}
+
 /// Bytes of records one of `strands` strands should run ahead.
 ///
 /// With fewer than a piece, a strand has a single piece under way, and the next window is read when the last one is used up.
@@ -491,9 +503,20 @@ impl Shared {
         tasks.lock().expect("no panic happens while the queue is held")
     }
 
-    fn spawn(self: Arc<Self>, pool: &rayon::ThreadPool, of_loaders: bool, task: Task) {
+    /// Has a thread run a task; `pool` is given where this isn't one of its threads.
+    fn spawn(self: &Arc<Self>, pool: Option<&rayon::ThreadPool>, of_loaders: bool, task: Task) {
         self.tasks(of_loaders).push(task);
-        pool.spawn_fifo(move || self.run_one(of_loaders));
+        if of_loaders {
+            // Loaders live as long as this does.
+            let _ = self.wake_loader.send(());
+            return;
+        }
+        let shared = self.clone();
+        let run = move || shared.run_one(false, rayon::current_thread_index().unwrap_or(0));
+        match pool {
+            Some(pool) => pool.spawn_fifo(run),
+            None => rayon::spawn_fifo(run),
+        }
     }
 
     fn loading(&self) -> MutexGuard<'_, BTreeMap<Group, VecDeque<Task>>> {
@@ -514,7 +537,7 @@ impl Shared {
 
     /// Runs the task that is needed first. Of a group whose loads go one by one, those that wait follow on the same thread: what they want
     /// was mostly decoded on the way, and for a thread to become free takes longer.
-    fn run_one(self: Arc<Self>, of_loaders: bool) {
+    fn run_one(self: &Arc<Self>, of_loaders: bool, thread: usize) {
         let mut next = self.tasks(of_loaders).pop();
         while let Some(Task { strand, work, .. }) = next {
             if self.closed.load(Ordering::Relaxed) {
@@ -524,7 +547,7 @@ impl Shared {
                 Work::Load { group, .. } => *group,
                 Work::Encode { .. } => None,
             };
-            let done = self.run_task(of_loaders, strand, work);
+            let done = self.run_task((of_loaders, thread), strand, work);
             let shares = !matches!(&done, Done::Loaded { reader: Some(reader), .. } if !reader.on_stream);
             // The driver may be gone.
             let _ = self.results.send(done);
@@ -537,7 +560,7 @@ impl Shared {
         let mut loading = self.loading();
         let waiting = loading.get_mut(&group)?;
         if shares && let Some(next) = waiting.pop_front() {
-            if rayon::current_num_threads() > 1 {
+            if of_loaders || rayon::current_num_threads() > 1 {
                 return Some(next);
             }
             // Nobody else encodes meanwhile, so what is needed first comes first.
@@ -552,19 +575,16 @@ impl Shared {
             if let Work::Load { group, .. } = &mut task.work {
                 *group = None;
             }
-            self.tasks(of_loaders).push(task);
-            let shared = self.clone();
-            rayon::spawn_fifo(move || shared.run_one(of_loaders));
+            self.spawn(None, of_loaders, task);
         }
         None
     }
 
-    fn run_task(&self, of_loaders: bool, strand: usize, work: Work) -> Done {
+    fn run_task(&self, thread: (bool, usize), strand: usize, work: Work) -> Done {
         if let Some((seed, counter)) = &self.delays {
             let random = crate::order::key(*seed, "delay", "", &[counter.fetch_add(1, Ordering::Relaxed)]);
             std::thread::sleep(Duration::from_micros(random % 800));
         }
-        let thread = (of_loaders, rayon::current_thread_index().unwrap_or(0));
         let tokenizing = match &work {
             Work::Encode { window, .. } => Some(window.shard.name().clone()),
             Work::Load { .. } => None,
