@@ -94,7 +94,7 @@ impl Context {
         next_shards(planned, lane, (share.epoch, share.walk + 1), &mut |shard| {
             if !self.shards().get(&(source, stage, shard)).is_some_and(is_in_use) {
                 let entry = &planned.manifest.shards[shard as usize];
-                self.plan.store.expect(&entry.location, entry.size, &entry.version, Expected::Beginning);
+                self.plan.store.expect(&entry.location, entry.size, &entry.version, to_open(planned, &entry.name));
             }
         });
     }
@@ -123,6 +123,14 @@ fn next_shards(source: &PlannedSource, lane: u32, (epoch, walk): (u32, u64), eac
     }
 }
 
+/// What of a shard is read when it is opened.
+fn to_open(source: &PlannedSource, name: &str) -> Expected {
+    match source.options.format.of_name(name) {
+        Some(Format::Parquet) => Expected::Ends,
+        _ => Expected::Beginning,
+    }
+}
+
 /// Starts to fetch what the lanes of a rank will read first, where that is remote; the pipeline that is made next finds it on its
 /// way. To be called before the tokenizer is loaded, which takes a while. Does nothing that has to be waited for.
 pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpoint>) {
@@ -140,7 +148,7 @@ pub fn read_ahead(plan: &Plan, rank: u32, world_size: u32, from: Option<&Checkpo
                 // All of a shard is wanted neither of a table with other columns, nor from somewhere in the middle on.
                 let text = source.options.format.of_name(&entry.name).is_some_and(|format| format != Format::Parquet);
                 let wanted = match compression_by_name(&entry.name) {
-                    _ if !text || from.is_some() => Expected::Beginning,
+                    _ if !text || from.is_some() => to_open(source, &entry.name),
                     // Its frames have to be found.
                     "zstd" => Expected::AllToOpen,
                     _ => Expected::All,

@@ -106,8 +106,10 @@ pub struct Version {
 /// What of an object will be read soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// What says how it is to be read.
+    /// Its beginning, which says how it is to be read.
     Beginning,
+    /// Its beginning and its end, which say so together.
+    Ends,
     /// All of it.
     All,
     /// All of it, and it has to be gone through to know how it is to be read.

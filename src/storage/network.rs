@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 
 use bytes::Bytes;
+use futures_util::future::try_join;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Semaphore;
 
@@ -269,20 +270,10 @@ impl Network {
         }
     }
 
-    /// Fetches a range into memory, unchecked. Each `variant` asks in another way, so that what damages the same place of each
-    /// response damages another place of the object.
+    /// Fetches a range into memory, unchecked, in the way of a variant.
     async fn fetch_once(&self, live: &Live, wanted: &Wanted, variant: usize) -> Result<(Vec<u8>, Option<String>)> {
-        let Range { start, end } = wanted.range;
-        let mut bytes = Vec::with_capacity((end - start) as usize);
-        let shift = (variant as u64 * 37) % 1009;
-        let (ranges, extra) = match variant {
-            0 => ([start..end, end..end], 0),
-            _ if start >= shift => ([start - shift..end, end..end], shift),
-            _ => {
-                let middle = (start + variant as u64).min(end);
-                ([start..middle, middle..end], 0)
-            }
-        };
+        let mut bytes = Vec::with_capacity((wanted.range.end - wanted.range.start) as usize);
+        let (ranges, extra) = asked_for(&wanted.range, variant as u64);
         let mut said = None;
         for range in ranges {
             let (wanted, base) = (Wanted { range, ..wanted.clone() }, bytes.len());
@@ -339,8 +330,7 @@ impl Network {
 
     /// Fetches a range twice, and where the two differ once more: for who found damage in what was read, or can't see any.
     pub(crate) async fn fetch_twice(&self, live: &Live, wanted: &Wanted) -> Result<Vec<u8>> {
-        let a = self.fetch_from(live, wanted, 0).await?;
-        let b = self.fetch_from(live, wanted, 1).await?;
+        let (a, b) = try_join(self.fetch_from(live, wanted, 0), self.fetch_from(live, wanted, 1)).await?;
         if a == b {
             return Ok(a);
         }
@@ -392,6 +382,20 @@ impl Network {
     }
 }
 
+/// How a variant asks for a range: for these ranges, of which so many bytes at the beginning aren't wanted. What damages the same place
+/// of each response damages another place of the object with each of three variants, but for the first place of responses that begin with
+/// the object's first byte.
+fn asked_for(range: &Range<u64>, variant: u64) -> (Vec<Range<u64>>, u64) {
+    let Range { start, end } = *range;
+    let earlier = [37 * variant, variant].into_iter().find(|&shift| shift <= start);
+    // First bytes one by one: a few in one response would be where another variant has them.
+    let alone = start..earlier.map_or((start + variant).min(end), |_| start);
+    let rest = earlier.map_or(alone.end, |shift| start - shift);
+    let mut ranges: Vec<_> = alone.map(|at| at..at + 1).collect();
+    ranges.push(rest..end);
+    (ranges, earlier.unwrap_or(0))
+}
+
 /// The bytes that two of three reads have, if they do everywhere.
 fn majority(a: &[u8], b: &[u8], c: &[u8]) -> Option<Vec<u8>> {
     let each = a.iter().zip(b).zip(c);
@@ -402,4 +406,29 @@ fn majority(a: &[u8], b: &[u8], c: &[u8]) -> Option<Vec<u8>> {
 fn md5_tag(version: &Version) -> Option<String> {
     let tag = version.tag.as_deref()?.trim_matches('"');
     (tag.len() == 32 && tag.bytes().all(|b| b.is_ascii_hexdigit())).then(|| tag.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever place of all responses is damaged, no byte is in two variants, unless it is the place at which the object's first byte
+    /// has to come; each variant has all bytes that are wanted.
+    #[test]
+    fn variants_are_damaged_at_other_places() {
+        for range in [0..1, 0..2, 0..3, 0..100, 2..90, 4..200, 36..80, 37..300, 74..75, 1000..1400] {
+            for at in usize::from(range.start == 0)..500 {
+                let mut damaged = Vec::new();
+                for variant in 0..3 {
+                    let (asked, extra) = asked_for(&range, variant);
+                    let bytes: Vec<u64> = asked.iter().cloned().flatten().skip(extra as usize).collect();
+                    assert_eq!(bytes, range.clone().collect::<Vec<_>>(), "{range:?}, variant {variant}");
+                    let hit = asked.into_iter().filter_map(|range| range.clone().nth(at));
+                    damaged.extend(hit.filter(|byte| range.contains(byte)));
+                }
+                damaged.sort_unstable();
+                assert!(damaged.windows(2).all(|pair| pair[0] < pair[1]), "{range:?}, place {at}: {damaged:?}");
+            }
+        }
+    }
 }

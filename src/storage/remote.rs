@@ -208,28 +208,33 @@ impl Remote {
 
     /// Starts to fetch what readers will want first; all of it only where all is held while it is open.
     pub(super) fn want(self: &Arc<Self>, wanted: Expected) {
-        let doubtful = self.is_doubtful(false);
-        let from = match doubtful && (self.is_small() || wanted == Expected::AllToOpen) {
+        // Of a doubtful one, what it is opened with is read twice.
+        let opened = match self.is_doubtful(false) {
             true => self.again.get_or_init(|| self.afresh()),
             false => self,
         };
         // What can't be asked for is said by who reads it.
+        let _ = opened.ask(&opened.head, opened.head_range());
         if self.is_small() {
-            let _ = from.ask(&from.head, 0..from.size);
             return;
         }
-        // The beginning of a doubtful one is read twice, by who opens it.
-        if from.twice || !doubtful {
-            let _ = from.ask(&from.head, from.head_range());
-        }
-        if let Some(grid) = from.take_grid().filter(|_| wanted != Expected::Beginning) {
+        let from = match wanted {
+            Expected::Beginning => return,
+            Expected::Ends => {
+                let _ = opened.ask(&opened.tail, opened.tail_range());
+                return;
+            }
+            Expected::All => self,
+            Expected::AllToOpen => opened,
+        };
+        if let Some(grid) = from.take_grid() {
             let _ = (0..self.size.div_ceil(self.part_size)).try_for_each(|n| from.part(grid, n).map(drop));
         }
     }
 
     /// Bytes that [`Remote::want`] would have fetched ahead, beyond what room was taken for.
     pub(super) fn wanted_bytes(&self) -> u64 {
-        self.head_range().end
+        self.head_range().end + if self.is_small() { 0 } else { TAIL }
     }
 
     /// The same object, each byte of which is fetched until two reads agree.
@@ -240,6 +245,10 @@ impl Remote {
 
     fn head_range(&self) -> Range<u64> {
         0..if self.is_small() { self.size } else { HEAD.min(self.size) }
+    }
+
+    fn tail_range(&self) -> Range<u64> {
+        self.size.saturating_sub(TAIL)..self.size
     }
 
     fn is_small(&self) -> bool {
@@ -255,7 +264,7 @@ impl Remote {
             bytes.len().checked_sub(count).filter(|&last| from <= last)?;
             Some(bytes.slice(from..from + count))
         };
-        within(&self.head, 0).or_else(|| within(&self.tail, self.size.saturating_sub(TAIL)))
+        within(&self.head, 0).or_else(|| within(&self.tail, self.tail_range().start))
     }
 }
 
@@ -359,12 +368,12 @@ impl Object for Remote {
             return Ok(0);
         }
         let end = offset + count as u64;
-        let head = self.head_range();
-        let tail = self.size - TAIL.min(self.size);
+        let (head, tail) = (self.head_range(), self.tail_range());
         let (bytes, start) = if end <= head.end {
             (self.kept(&self.head, head)?, 0)
-        } else if offset >= tail {
-            (self.kept(&self.tail, tail..self.size)?, tail)
+        } else if offset >= tail.start {
+            let start = tail.start;
+            (self.kept(&self.tail, tail)?, start)
         } else {
             (self.fetch_now(offset..end)?, offset)
         };

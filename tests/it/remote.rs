@@ -372,6 +372,32 @@ fn what_is_asked_for_early_is_used() {
     });
 }
 
+/// What a table is opened with, its beginning and its end, comes before the run begins, and isn't asked for again.
+#[test]
+fn tables_are_opened_with_what_came_early() {
+    within(60, || {
+        let corpus = Corpus::new().source("x", Kind::Parquet, 1, 500, 8000, "max_epochs = 1");
+        let server = Server::start(corpus.folder.path(), Manners::default());
+        let head = format!("lanes = 1\nblock_size = 512\nbatch_size = 4\n{FAST}").replace("150ms", "10s");
+        let remote = planned(&remote_config(&corpus, &head, &server.url("")));
+        let size = remote.sources[0].manifest.bytes();
+        assert!(size > 1 << 20, "{size} bytes are too few to tell");
+        let before = server.state.bytes.load(Ordering::SeqCst);
+        read_ahead(&remote, 0, 1, None);
+        let read = || server.state.bytes.load(Ordering::SeqCst) - before;
+        // 256 KiB and 64, each twice, since nothing else would show that they were damaged on the way.
+        let ends = 2 * (320 << 10);
+        let began = Instant::now();
+        while read() < ends {
+            assert!(began.elapsed() < Duration::from_secs(30), "{} bytes came before the run", read());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let shard = remote.open_shard(0, 0).expect("it is a table");
+        // The second read of the end begins a few bytes earlier.
+        assert!(shard.units() > 0 && read() < ends + 100, "{} bytes were read", read());
+    });
+}
+
 /// Of Parquet the footer and the one column are read; of zstd with a seek table the frames of one's own lanes.
 #[test]
 fn only_what_is_needed_is_read() {
