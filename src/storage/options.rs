@@ -88,7 +88,7 @@ pub struct HttpOptions {
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        HttpOptions { concurrency: 16, part_size: ByteSize(8 << 20), proxy: None }
+        HttpOptions { concurrency: 32, part_size: ByteSize(8 << 20), proxy: None }
     }
 }
 
