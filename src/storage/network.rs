@@ -9,6 +9,7 @@
 //! another runtime as well.
 
 use std::future::Future;
+use std::iter::once;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -387,13 +388,13 @@ impl Network {
 /// the object's first byte.
 fn asked_for(range: &Range<u64>, variant: u64) -> (Vec<Range<u64>>, u64) {
     let Range { start, end } = *range;
-    let earlier = [37 * variant, variant].into_iter().find(|&shift| shift <= start);
+    if let Some(shift) = [37 * variant, variant].into_iter().find(|&shift| shift <= start) {
+        return (once(start - shift..end).collect(), shift);
+    }
     // First bytes one by one: a few in one response would be where another variant has them.
-    let alone = start..earlier.map_or((start + variant).min(end), |_| start);
-    let rest = earlier.map_or(alone.end, |shift| start - shift);
-    let mut ranges: Vec<_> = alone.map(|at| at..at + 1).collect();
-    ranges.push(rest..end);
-    (ranges, earlier.unwrap_or(0))
+    let middle = (start + variant).min(end);
+    let alone = (start..middle).map(|at| at..at + 1);
+    (alone.chain(once(middle..end)).collect(), 0)
 }
 
 /// The bytes that two of three reads have, if they do everywhere.
@@ -423,7 +424,7 @@ mod tests {
                     let (asked, extra) = asked_for(&range, variant);
                     let bytes: Vec<u64> = asked.iter().cloned().flatten().skip(extra as usize).collect();
                     assert_eq!(bytes, range.clone().collect::<Vec<_>>(), "{range:?}, variant {variant}");
-                    let hit = asked.into_iter().filter_map(|range| range.clone().nth(at));
+                    let hit = asked.into_iter().filter_map(|mut range| range.nth(at));
                     damaged.extend(hit.filter(|byte| range.contains(byte)));
                 }
                 damaged.sort_unstable();
