@@ -378,7 +378,9 @@ def test_logs(config, caplog):
 
 
 WAITING = """
-import sys, tokenmill
+import signal, sys, tokenmill
+# Who started the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 loader = tokenmill.Loader(sys.argv[1])
 print("ready", flush=True)
 try:
@@ -400,15 +402,21 @@ def test_ctrl_c(endless, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING, str(path)], stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
-    begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "interrupted\n"
-    assert time.monotonic() - begin < 5
-    assert process.stdout.readline() == "went on\n"
-    process.kill()
-    process.wait()
+    # One that doesn't hear it fails the test, and doesn't outlive it.
+    watch = threading.Timer(60, process.kill)
+    watch.start()
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - begin < 5
+        assert process.stdout.readline() == "went on\n"
+    finally:
+        watch.cancel()
+        process.kill()
+        process.wait()
 
 
 def test_lock_is_released(endless):
