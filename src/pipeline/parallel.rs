@@ -81,9 +81,21 @@ struct Shared {
     closed: AtomicBool,
     /// For tests: seed of delays, and a counter of tasks.
     delays: Option<(u64, AtomicU64)>,
-    /// What the threads are at, by pool and thread: for the message of a stall.
-    running: Mutex<BTreeMap<(bool, usize), Running>>,
+    /// What the threads are at: for the message of a stall.
+    running: Mutex<BTreeMap<Thread, Running>>,
 }
+
+/// Who runs tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Crew {
+    /// The pool: all tasks, but for loads that loaders do.
+    Workers,
+    /// The threads for sources with remote shards.
+    Loaders,
+}
+
+/// One of a crew, by its number.
+type Thread = (Crew, usize);
 
 struct Running {
     strand: usize,
@@ -283,7 +295,7 @@ impl Parallel {
             let shard = window.shard.name().clone();
             strand.slots.push_back(Slot { bytes, shard, encoded: None });
             let task = Task { need, strand: index, work: Work::Encode { window, range, slot } };
-            self.shared.spawn(Some(&self.pool), false, task);
+            self.shared.spawn(Some(&self.pool), Crew::Workers, task);
         }
         let short = strand.ahead + strand.unscheduled < 2 * self.ahead_bytes && strand.unscheduled < self.ahead_bytes;
         if short && strand.end.is_none() && !strand.loading {
@@ -297,7 +309,8 @@ impl Parallel {
             let need = Reverse((0, strand.turn, 0));
             let task = Task { need, strand: index, work: Work::Load { reader, group } };
             if let Some(task) = self.shared.waits(task) {
-                self.shared.spawn(Some(&self.pool), strand.is_remote, task);
+                let crew = if strand.is_remote { Crew::Loaders } else { Crew::Workers };
+                self.shared.spawn(Some(&self.pool), crew, task);
             }
         }
     }
@@ -429,7 +442,7 @@ fn start_loaders(threads: usize, shared: &Arc<Shared>, woken: &Receiver<()>) -> 
             while let Ok(()) = woken.recv()
                 && let Some(shared) = shared.upgrade()
             {
-                shared.run_one(true, thread);
+                shared.run_one((Crew::Loaders, thread));
             }
         });
         started.map_err(|error| cannot_start(threads).because(error))?;
@@ -498,21 +511,24 @@ impl Drop for Parallel {
 }
 
 impl Shared {
-    fn tasks(&self, of_loaders: bool) -> MutexGuard<'_, BinaryHeap<Task>> {
-        let tasks = if of_loaders { &self.loads } else { &self.tasks };
+    fn tasks(&self, crew: Crew) -> MutexGuard<'_, BinaryHeap<Task>> {
+        let tasks = match crew {
+            Crew::Workers => &self.tasks,
+            Crew::Loaders => &self.loads,
+        };
         tasks.lock().expect("no panic happens while the queue is held")
     }
 
     /// Has a thread run a task; `pool` is given where this isn't one of its threads.
-    fn spawn(self: &Arc<Self>, pool: Option<&rayon::ThreadPool>, of_loaders: bool, task: Task) {
-        self.tasks(of_loaders).push(task);
-        if of_loaders {
+    fn spawn(self: &Arc<Self>, pool: Option<&rayon::ThreadPool>, crew: Crew, task: Task) {
+        self.tasks(crew).push(task);
+        if crew == Crew::Loaders {
             // Loaders live as long as this does.
             let _ = self.wake_loader.send(());
             return;
         }
         let shared = self.clone();
-        let run = move || shared.run_one(false, rayon::current_thread_index().unwrap_or(0));
+        let run = move || shared.run_one((Crew::Workers, rayon::current_thread_index().unwrap_or(0)));
         match pool {
             Some(pool) => pool.spawn_fifo(run),
             None => rayon::spawn_fifo(run),
@@ -537,8 +553,9 @@ impl Shared {
 
     /// Runs the task that is needed first. Of a group whose loads go one by one, those that wait follow on the same thread: what they want
     /// was mostly decoded on the way, and for a thread to become free takes longer.
-    fn run_one(self: &Arc<Self>, of_loaders: bool, thread: usize) {
-        let mut next = self.tasks(of_loaders).pop();
+    fn run_one(self: &Arc<Self>, thread: Thread) {
+        let (crew, _) = thread;
+        let mut next = self.tasks(crew).pop();
         while let Some(Task { strand, work, .. }) = next {
             if self.closed.load(Ordering::Relaxed) {
                 return;
@@ -547,25 +564,25 @@ impl Shared {
                 Work::Load { group, .. } => *group,
                 Work::Encode { .. } => None,
             };
-            let done = self.run_task((of_loaders, thread), strand, work);
+            let done = self.run_task(thread, strand, work);
             let shares = !matches!(&done, Done::Loaded { reader: Some(reader), .. } if !reader.on_stream);
             // The driver may be gone.
             let _ = self.results.send(done);
-            next = group.and_then(|group| self.next_load(of_loaders, group, shares));
+            next = group.and_then(|group| self.next_load(crew, group, shares));
         }
     }
 
     /// What follows a load of a group, on this thread. Where the lanes turn out not to share a decoder, all that wait are let go.
-    fn next_load(self: &Arc<Self>, of_loaders: bool, group: Group, shares: bool) -> Option<Task> {
+    fn next_load(self: &Arc<Self>, crew: Crew, group: Group, shares: bool) -> Option<Task> {
         let mut loading = self.loading();
         let waiting = loading.get_mut(&group)?;
         if shares && let Some(next) = waiting.pop_front() {
-            if of_loaders || rayon::current_num_threads() > 1 {
+            if crew == Crew::Loaders || rayon::current_num_threads() > 1 {
                 return Some(next);
             }
             // Nobody else encodes meanwhile, so what is needed first comes first.
             drop(loading);
-            let mut tasks = self.tasks(of_loaders);
+            let mut tasks = self.tasks(crew);
             tasks.push(next);
             return tasks.pop();
         }
@@ -575,12 +592,12 @@ impl Shared {
             if let Work::Load { group, .. } = &mut task.work {
                 *group = None;
             }
-            self.spawn(None, of_loaders, task);
+            self.spawn(None, crew, task);
         }
         None
     }
 
-    fn run_task(&self, thread: (bool, usize), strand: usize, work: Work) -> Done {
+    fn run_task(&self, thread: Thread, strand: usize, work: Work) -> Done {
         if let Some((seed, counter)) = &self.delays {
             let random = crate::order::key(*seed, "delay", "", &[counter.fetch_add(1, Ordering::Relaxed)]);
             std::thread::sleep(Duration::from_micros(random % 800));

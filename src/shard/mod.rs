@@ -17,7 +17,6 @@
 //! records, but count as lines. Does not know: lanes, shuffling, tokens.
 
 mod codec;
-mod escapes;
 mod frames;
 mod grid;
 mod json;

@@ -233,8 +233,9 @@ impl Remote {
     }
 
     /// Bytes that [`Remote::want`] would have fetched ahead, beyond what room was taken for.
-    pub(super) fn wanted_bytes(&self) -> u64 {
-        self.head_range().end + if self.is_small() { 0 } else { TAIL }
+    pub(super) fn wanted_bytes(&self, wanted: Expected) -> u64 {
+        let end = matches!(wanted, Expected::Ends) && !self.is_small();
+        self.head_range().end + if end { TAIL } else { 0 }
     }
 
     /// The same object, each byte of which is fetched until two reads agree.

@@ -374,7 +374,7 @@ impl Store for Stores {
             return;
         }
         let Ok(object) = self.remote(location, size, version) else { return };
-        if self.shared.budget.has_room(object.wanted_bytes()) {
+        if self.shared.budget.has_room(object.wanted_bytes(wanted)) {
             object.want(wanted);
             expected.insert(location.to_owned(), object);
         }
