@@ -261,8 +261,8 @@ fn tokenizer_bytes(plan: &Plan) -> u64 {
     match options.path.as_str() {
         "bytes" => 32 * MIB,
         "gpt2" => 160 * MIB,
-        "cl100k_base" => 220 * MIB,
-        "o200k_base" => 360 * MIB,
+        "cl100k_base" => 240 * MIB,
+        "o200k_base" => 410 * MIB,
         path => {
             let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
             let cached = crate::storage::cached_tokenizer(&options.storage, path);
@@ -282,7 +282,7 @@ fn tokenizer_bytes(plan: &Plan) -> u64 {
 fn tokenizer_file_bytes(name: &str, size: u64) -> u64 {
     let base = 40 * MIB;
     if name.ends_with(".json") {
-        return base + 32 * size.min(10 * MIB) + 5 * size.saturating_sub(10 * MIB);
+        return base + 36 * size.min(10 * MIB) + 5 * size.saturating_sub(10 * MIB);
     }
     (base + 130 * size).min(512 * MIB)
 }

@@ -34,6 +34,7 @@ impl Roles {
 }
 
 /// What a tokenizer is: its JSON and its roles.
+#[derive(Clone)]
 pub(super) struct Definition {
     pub json: Value,
     pub roles: Roles,

@@ -11,6 +11,7 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
+use std::thread::{Scope, ScopedJoinHandle};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -333,20 +334,62 @@ impl Encoder for Bytes {
     }
 }
 
-/// The encoder for `definition`, and why this one.
+/// The fast engine while it loads: on a thread of its own, since that takes several times as long as all that is made of the reference
+/// and of the definition, which the caller does meanwhile; or at the end, where there is one core.
+pub(super) struct Loading<'scope> {
+    /// Or why it isn't tried; none is there yet if it is loaded at the end.
+    engine: Result<Option<ScopedJoinHandle<'scope, Result<Fast>>>>,
+    /// The added tokens, as it was given them.
+    added_tokens: Value,
+    special_tokens: SpecialTokens,
+}
+
+impl<'scope> Loading<'scope> {
+    /// Begins to load `definition`, or a copy of it, unless the reference is demanded or no ids of the fast engine could be relied on.
+    pub(super) fn begin(
+        scope: &'scope Scope<'scope, '_>,
+        choice: EngineChoice,
+        special_tokens: SpecialTokens,
+        definition: &Definition,
+    ) -> Loading<'scope> {
+        let against = match choice {
+            EngineChoice::Tokenizers => Some("the configuration says so".into()),
+            _ => beyond_the_fast_engine(definition).map(|feature| format!("fastokens doesn't honour {feature}")),
+        };
+        let engine = match against {
+            Some(reason) => Err(failed(reason)),
+            None => Ok(std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1).then(|| {
+                let copy = definition.clone();
+                scope.spawn(move || Fast::load(copy, special_tokens))
+            })),
+        };
+        Loading { engine, added_tokens: definition.json["added_tokens"].clone(), special_tokens }
+    }
+
+    /// The engine for `definition`, which is what it was given but for corrected ids.
+    fn end(self, definition: Definition) -> Result<Fast> {
+        let same = self.added_tokens == definition.json["added_tokens"];
+        match self.engine?.filter(|_| same) {
+            Some(engine) => {
+                drop(definition);
+                engine.join().expect("panics of the engine are errors")
+            }
+            None => Fast::load(definition, self.special_tokens),
+        }
+    }
+}
+
+/// The encoder for `definition`, and why this one. `loading` was begun with it before the reference was loaded.
 ///
 /// # Errors
 /// * `Tokenizer` - the fast engine is demanded, and doesn't load the definition or differs from the reference.
 pub(super) fn choose(
     choice: EngineChoice,
-    special_tokens: SpecialTokens,
+    loading: Loading,
     reference: Reference,
     definition: Definition,
 ) -> Result<(Box<dyn Encoder>, String)> {
-    if choice == EngineChoice::Tokenizers {
-        return Ok((Box::new(reference), "tokenizers: the configuration says so".into()));
-    }
-    match fast(special_tokens, &reference, definition) {
+    match fast(loading, &reference, definition) {
         Ok(fast) => {
             let names: Vec<&str> = fast.exceptions.iter().map(|exception| exception.name).collect();
             let mut reason = "fastokens: ids equal the reference's on the probe".to_string();
@@ -366,25 +409,18 @@ pub(super) fn choose(
     }
 }
 
-fn fast(special_tokens: SpecialTokens, reference: &Reference, definition: Definition) -> Result<Fast> {
-    if let Some(feature) = beyond_the_fast_engine(&definition) {
-        return Err(failed(format!("fastokens doesn't honour {feature}")));
+fn fast(loading: Loading, reference: &Reference, definition: Definition) -> Result<Fast> {
+    if let Err(reason) = &loading.engine {
+        return Err(reason.clone());
     }
     let probes = probe::texts(&definition);
     let packed = pack(&definition.json)?;
-    // The reference takes about as long for the probe as the fast engine takes to load.
-    let (fast, expected) = std::thread::scope(|scope| {
-        let expected = scope.spawn(|| {
-            let encode = |probe: &String| {
-                let mut ids = Vec::new();
-                reference.encode_into(probe, &mut ids).map(|()| ids)
-            };
-            probes.iter().map(encode).collect::<Result<Vec<_>>>()
-        });
-        let fast = Fast::load(definition, special_tokens);
-        (fast, expected.join().expect("panics of the engine are errors"))
-    });
-    let (mut fast, expected) = (fast?, expected?);
+    let encode = |probe: &String| {
+        let mut ids = Vec::new();
+        reference.encode_into(probe, &mut ids).map(|()| ids)
+    };
+    let expected = probes.iter().map(encode).collect::<Result<Vec<_>>>()?;
+    let mut fast = loading.end(definition)?;
     let mut found = Vec::new();
     for (probe, expected) in probes.iter().zip(&expected) {
         found.clear();

@@ -6,6 +6,7 @@
 use std::sync::OnceLock;
 
 use super::definition::Definition;
+use super::engine::Loading;
 use super::vocabulary::Vocabulary;
 use super::{Encoder, EngineChoice, Group, SpecialTokens, Tokenizer, TokenizerOptions, engine, place};
 use crate::error::Result;
@@ -63,8 +64,11 @@ impl Inside {
         let load = || {
             let json = engine::unpack(&self.packed);
             let mut definition = Definition { json, roles: Default::default() };
-            let reference = engine::Reference::load(&mut definition, self.special_tokens)?;
-            engine::choose(self.choice, self.special_tokens, reference, definition).map(|(encoder, _)| encoder)
+            std::thread::scope(|scope| {
+                let loading = Loading::begin(scope, self.choice, self.special_tokens, &definition);
+                let reference = engine::Reference::load(&mut definition, self.special_tokens)?;
+                engine::choose(self.choice, loading, reference, definition).map(|(encoder, _)| encoder)
+            })
         };
         self.encoder.get_or_init(load).as_deref().map_err(Clone::clone)
     }
