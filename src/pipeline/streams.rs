@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use super::buffers::Buffers;
 use super::reader::locate_damage;
-use crate::document::{Loss, Window};
+use crate::document::{Loss, RecordRange, Window};
 use crate::error::{Error, ErrorKind, Result, panic_message};
 use crate::plan::Plan;
 use crate::shard::{Shard, Start, UnitReader};
@@ -63,6 +63,11 @@ struct Pass {
     failed: Option<Error>,
 }
 
+/// Bytes that a window takes, with the room it has to grow.
+fn room(window: &Window) -> usize {
+    window.bytes.capacity() + window.records.capacity() * size_of::<RecordRange>()
+}
+
 impl Pass {
     fn new(kept_bytes: Arc<AtomicUsize>) -> Pass {
         Pass {
@@ -80,7 +85,7 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let bytes = self.kept.values().map(|window| window.bytes.len()).sum();
+        let bytes = self.kept.values().map(room).sum();
         self.kept_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -184,7 +189,7 @@ impl Pass {
         match (kept, dropped) {
             (Some(kept), dropped) if dropped.is_none_or(|dropped| kept < dropped) => {
                 let kept = self.kept.remove(&kept).expect("found above");
-                self.kept_bytes.fetch_sub(kept.bytes.len(), Ordering::Relaxed);
+                self.kept_bytes.fetch_sub(room(&kept), Ordering::Relaxed);
                 pool.buffers.spent_window(std::mem::replace(window, kept), Vec::new());
                 return Ok(true);
             }
@@ -220,13 +225,13 @@ impl Pass {
             if share.has_window(window.index) && window.index >= from {
                 return Ok(true);
             }
-            self.kept_bytes.fetch_add(window.bytes.len(), Ordering::Relaxed);
+            self.kept_bytes.fetch_add(room(window), Ordering::Relaxed);
             self.kept.insert(window.index, std::mem::replace(window, pool.buffers.window().0));
             while self.kept_bytes.load(Ordering::Relaxed) > pool.kept_max
                 // What lies furthest ahead is wanted last. Where other passes have it all, nothing is kept here.
                 && let Some((index, window)) = self.kept.pop_last()
             {
-                self.kept_bytes.fetch_sub(window.bytes.len(), Ordering::Relaxed);
+                self.kept_bytes.fetch_sub(room(&window), Ordering::Relaxed);
                 self.dropped.insert(index);
             }
         }

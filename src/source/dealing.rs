@@ -13,6 +13,10 @@
 //! shard 0, second of the walk                 b a         -> members 1 2: the next shard starts a member further
 //! ```
 //!
+//! Where shards or parts don't come out even, some groups or members have one more in an epoch. Each epoch begins with another group
+//! and another member, so that all have as many in the long run: else the same lanes would be slower through the epochs for ever,
+//! and what a shared decoder keeps for them would grow with each.
+//!
 //! A shard is cut finer than `shuffle.span` and `shuffle.window` say where it would else give a lane of its group fewer
 //! than about four parts: with one compressed file and 32 lanes, windows of 2 MiB would leave some lanes twice the work
 //! of others, so lanes would drift through the epochs at different paces.
@@ -25,6 +29,25 @@ const PART_MIN: u64 = 128;
 
 /// Parts of a shard that each lane of its group should get at least.
 const PARTS_A_LANE: u64 = 4;
+
+/// The first number from `from` on that has no divisor in common with `count`.
+fn coprime_from(from: u64, count: u64) -> u64 {
+    let is_coprime = |number: &u64| {
+        let (mut a, mut b) = (*number, count);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a == 1
+    };
+    (from..).find(is_coprime).expect("one beyond a multiple is coprime")
+}
+
+/// Where one that has place `place` of `count` is after so many turns of the circle. A turn is about the golden section of it: `count` turns
+/// begin with each once, and those of a few turns lie apart.
+fn turned(place: u32, turns: u64, count: u64) -> u64 {
+    let turn = coprime_from((count * 618).div_ceil(1000), count) % count;
+    (u64::from(place) + turns % count * turn) % count
+}
 
 /// The rule by which one source's shards are dealt to lanes.
 #[derive(Debug, Clone)]
@@ -46,7 +69,7 @@ pub struct Share {
     pub walk: u64,
     /// Index of the shard in the manifest.
     pub shard: u64,
-    /// The lane's number in its group.
+    /// The lane's number in its group, counted from the one that has the shard's first part.
     member: u64,
     /// Lanes in the group.
     members: u64,
@@ -55,7 +78,7 @@ pub struct Share {
 impl Share {
     /// Whether window `window` of a shard that is read in order is the lane's.
     pub fn has_window(&self, window: u64) -> bool {
-        (window % self.members + self.walk % self.members) % self.members == self.member
+        window % self.members == self.member
     }
 }
 
@@ -104,19 +127,23 @@ impl Dealing {
 
     /// The share of `lane` in the shard at index `walk` of its group's walk; `None` past the epoch's end.
     pub fn share(&self, lane: u32, epoch: u32, walk: u64) -> Option<Share> {
-        let position = walk * u64::from(self.groups) + u64::from(self.group(lane));
+        let (epochs, groups, members) = (u64::from(epoch), u64::from(self.groups), u64::from(self.members()));
+        let position = walk.checked_mul(groups)?.checked_add(turned(self.group(lane), epochs, groups))?;
         if position >= self.shards {
             return None;
         }
-        let shard = self.permutation(self.shards, "shards", &[u64::from(epoch)]).at(position);
-        let members = u64::from(self.members());
-        Some(Share { epoch, walk, shard, member: u64::from(lane / self.groups), members })
+        let shard = self.permutation(self.shards, "shards", &[epochs]).at(position);
+        // Some turns more when all groups have had theirs, or the same members would be first whenever their group has a shard more.
+        let more = coprime_from(groups, members) - groups;
+        let member = turned(lane / self.groups, epochs + epochs / groups * more, members);
+        // The next shard starts a member further.
+        let member = (member + members - walk % members) % members;
+        Some(Share { epoch, walk, shard, member, members })
     }
 
     /// The unit that is number `nth` of the lane's share of a shard cut into `units`; `None` past the share's end.
     pub fn unit(&self, share: &Share, units: u64, nth: u64) -> Option<u64> {
-        let first = (share.member + share.members - share.walk % share.members) % share.members;
-        let position = nth.checked_mul(share.members)?.checked_add(first)?;
+        let position = nth.checked_mul(share.members)?.checked_add(share.member)?;
         if position >= units {
             return None;
         }
@@ -190,6 +217,26 @@ mod tests {
                         assert!(window_seen.iter().all(|&n| n == 1), "{lanes} lanes, {shards} shards: {window_seen:?}");
                     }
                 }
+            }
+        }
+    }
+
+    /// However uneven shards and parts are, no lane gets far ahead of another in any number of epochs.
+    #[test]
+    fn lanes_stay_together_over_epochs() {
+        for (lanes, shards, parts, most) in
+            [(32, 1, 165, 5), (32, 1, 130, 2), (6, 9, 5, 3), (32, 63, 7, 3), (12, 50, 13, 26), (64, 300, 9, 27)]
+        {
+            let dealing = dealing(lanes, shards, true);
+            let mut got = vec![0u64; lanes as usize];
+            for epoch in 0..200 {
+                for (lane, got) in (0..lanes).zip(&mut got) {
+                    let shares = (0..).map_while(|walk| dealing.share(lane, epoch, walk));
+                    *got +=
+                        shares.map(|s| (0..parts).filter(|&window| s.has_window(window)).count() as u64).sum::<u64>();
+                }
+                let (least, all) = (got.iter().min().unwrap(), got.iter().max().unwrap());
+                assert!(all - least <= most, "{lanes} lanes, {shards} shards, epoch {epoch}: {got:?}");
             }
         }
     }

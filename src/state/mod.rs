@@ -4,12 +4,12 @@
 //! Holds: a checkpoint describes what was *delivered*; it names what it fits; its size depends on lanes and sources, not on
 //! shards or on how much was consumed. Does not know: how documents are read.
 //!
-//! # The format, version 1
+//! # The format, version 2
 //!
 //! A checkpoint of W ranks is W files `step-SSSSSSSS/rank-RRRRR-of-WWWWW.json`, each with the lanes of its rank:
 //!
 //! ```json
-//! { "version": 1, "step": 100, "rank": 2, "world_size": 4, "lanes": 32,
+//! { "version": 2, "step": 100, "rank": 2, "world_size": 4, "lanes": 32,
 //!   "fingerprint": { "seed": 42, "tokenizer": { "name": "gpt2", "hash": "..." }, "sources": { ... }, ... },
 //!   "mixture": [ { "from_block": 0, "from_step": 0, "weights": { "code": 300000, "web": 700000 } } ],
 //!   "shard_stages": { "web": [ { "from_epoch": 0, "shards": 1000 }, { "from_epoch": 2, "shards": 1200 } ] },
@@ -76,7 +76,7 @@ use crate::shard::Format;
 use crate::source::ShuffleOptions;
 
 /// Version of the format written here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Everything that the stream is a function of, with readable parts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -373,7 +373,10 @@ impl Checkpoint {
         let Versioned { version } = serde_json::from_slice(bytes)
             .map_err(|error| wrong("not a checkpoint: no readable JSON with a \"version\"".into()).because(error))?;
         if version != VERSION {
-            return Err(wrong(format!("the checkpoint has version {version}, expected {VERSION}")));
+            return Err(wrong(format!(
+                "the checkpoint has version {version}, expected {VERSION}: only a release of tokenmill that writes version {version} goes on \
+                 with the same stream"
+            )));
         }
         let checkpoint: Checkpoint = serde_json::from_slice(bytes)
             .map_err(|error| wrong(format!("not a checkpoint of version {VERSION}")).because(error))?;

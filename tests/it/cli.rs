@@ -382,7 +382,7 @@ fn foreign_checkpoints_are_refused() {
     let file: PathBuf = checkpoints.join("step-00000005/rank-00000-of-00001.json");
     assert!(file.exists());
     std::fs::write(&file, b"{\"version\": 99}").expect("the file is ours");
-    check(&["--resume", folder], &["version 99, expected 1"]);
+    check(&["--resume", folder], &["version 99, expected 2"]);
     std::fs::write(&file, b"garbage").expect("the file is ours");
     check(&["--resume", text(&file)], &["not a checkpoint"]);
 }
@@ -571,7 +571,7 @@ fn sets_of_files_are_checked() {
         (&b""[..], "not a checkpoint"),
         (&kept[..kept.len() / 2], "not a checkpoint"),
         (&b"\x00\xff garbage"[..], "not a checkpoint"),
-        (&b"{\"version\": 99}"[..], "version 99, expected 1"),
+        (&b"{\"version\": 99}"[..], "version 99, expected 2"),
     ] {
         std::fs::write(&file, bytes).expect("written");
         for named in [&folder, &file, &path(6, 0, 2)] {

@@ -81,3 +81,27 @@ fn many_lanes_in_small_pieces_give_the_same_blocks() {
         assert!(of(threads) == expected, "{threads} threads");
     }
 }
+
+/// Where parts don't come out even, the same lanes had one more in each epoch, and fell behind the others by as much for ever: what a
+/// shared decoder keeps for them grew with every epoch. Now all have as many in the long run, and stay together.
+#[test]
+fn lanes_stay_together_through_many_epochs() {
+    for (kind, shards) in [(Kind::JsonlZstd, 1), (Kind::JsonlZstd, 9), (Kind::Parquet, 1), (Kind::Jsonl, 3)] {
+        let head = "lanes = 8\nblock_size = 64\nbatch_size = 8\n[shuffle]\nspan = 400\nwindow = 400\n";
+        let corpus = Corpus::new().source("a", kind, shards, 37 * shards, 400, "max_epochs = 120");
+        let (_corpus, plan) = corpus.plan_and_keep(head);
+        let mut pipeline = start(&plan, How { threads: 2, ..SERIAL }, None).expect("it starts");
+        let mut most = 0;
+        while pipeline.next_batch().expect("the corpus is sound").is_some() {
+            let checkpoint = pipeline.checkpoint();
+            let cursors: Vec<_> = checkpoint.cursors.iter().map(|lane| &lane.sources["a"].cursor).collect();
+            if cursors.iter().any(|cursor| cursor.ended) {
+                break;
+            }
+            let epochs = cursors.iter().map(|cursor| cursor.place.epoch);
+            most = most.max(epochs.clone().max().expect("lanes") - epochs.min().expect("lanes"));
+        }
+        println!("{kind:?} x {shards}: {most} epochs apart");
+        assert!(most <= 10, "{kind:?} x {shards}: {most} epochs apart");
+    }
+}
