@@ -4,9 +4,14 @@
 //! kept. Does not know: what was in them. Why: fresh memory of some hundred KB comes from the operating system a page at a
 //! time, and it clears each one; that took a tenth of a run's time.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
-use crate::document::{EncodedDocuments, RecordRange, Window};
+use crate::document::{EncodedDocument, EncodedDocuments, RecordRange, Window};
+
+/// A buffer is kept if its size is no more than so many times what was in it, and [`ROOM_BYTES`] on top.
+const ROOM_FACTOR: usize = 3;
+const ROOM_BYTES: usize = 8 << 10;
 
 /// A store of spent buffers.
 pub(crate) struct Buffers {
@@ -27,11 +32,12 @@ impl Buffers {
 
     /// Takes a window back.
     pub fn spent_window(&self, mut window: Window, mut order: Vec<RecordRange>) {
+        let used = window.bytes.len() + (window.records.len() + order.len()) * size_of::<RecordRange>();
         window.bytes.clear();
         window.records.clear();
         order.clear();
         let bytes = window.bytes.capacity() + (window.records.capacity() + order.capacity()) * size_of::<RecordRange>();
-        self.windows.give((window, order), bytes);
+        self.windows.give((window, order), used, bytes);
     }
 
     /// An empty piece.
@@ -43,11 +49,15 @@ impl Buffers {
     pub fn spent_piece(&self, piece: EncodedDocuments) {
         // Named one by one, so that a piece that is used again can't bring anything along.
         let EncodedDocuments { mut ids, mut documents, mut untrained, .. } = piece;
+        let bytes = |ids, documents, untrained| {
+            ids * size_of::<u32>() + documents * size_of::<EncodedDocument>() + untrained * size_of::<Range<u32>>()
+        };
+        let used = bytes(ids.len(), documents.len(), untrained.len());
         ids.clear();
         documents.clear();
         untrained.clear();
-        let bytes = ids.capacity() * size_of::<u32>();
-        self.pieces.give(EncodedDocuments { ids, documents, untrained, ..EncodedDocuments::default() }, bytes);
+        let bytes = bytes(ids.capacity(), documents.capacity(), untrained.capacity());
+        self.pieces.give(EncodedDocuments { ids, documents, untrained, ..EncodedDocuments::default() }, used, bytes);
     }
 }
 
@@ -69,8 +79,11 @@ impl<T> Pool<T> {
         Some(thing)
     }
 
-    fn give(&self, thing: T, bytes: usize) {
-        if let Ok(mut kept) = self.kept.lock()
+    /// Keeps a thing of `bytes` bytes of which `used` were needed. What is far larger isn't kept: each buffer meets the longest
+    /// record at some time, and all would end up with room for it.
+    fn give(&self, thing: T, used: usize, bytes: usize) {
+        if (1..=ROOM_FACTOR * used + ROOM_BYTES).contains(&bytes)
+            && let Ok(mut kept) = self.kept.lock()
             && kept.1 + bytes <= self.bytes_max
         {
             kept.1 += bytes;
@@ -83,13 +96,29 @@ impl<T> Pool<T> {
 mod tests {
     use super::*;
 
+    fn piece(used: usize, room: usize) -> EncodedDocuments {
+        let mut ids = Vec::with_capacity(room);
+        ids.resize(used, 0);
+        EncodedDocuments { ids, ..EncodedDocuments::default() }
+    }
+
+    /// A buffer that once held far more than now, and one of no size, aren't kept.
+    #[test]
+    fn large_room_for_little_is_freed() {
+        let buffers = Buffers::new(1 << 30);
+        for (used, room) in [(1000, 1000), (1000, 1 << 20), (0, 0), (1 << 20, 1 << 20), (1, 2000)] {
+            buffers.spent_piece(piece(used, room));
+        }
+        let rooms: Vec<usize> = (0..4).map(|_| buffers.piece().ids.capacity()).collect();
+        assert_eq!(rooms, [2000, 1 << 20, 1000, 0]);
+    }
+
     /// What is given comes back empty with its room; beyond the bound it is freed.
     #[test]
     fn keeps_up_to_the_bound() {
         let buffers = Buffers::new(1000);
         for room in [100, 150, 200] {
-            let ids = Vec::with_capacity(room);
-            buffers.spent_piece(EncodedDocuments { ids, ..EncodedDocuments::default() });
+            buffers.spent_piece(piece(0, room));
         }
         let rooms: Vec<usize> = (0..3).map(|_| buffers.piece().ids.capacity()).collect();
         assert_eq!(rooms, [150, 100, 0]);

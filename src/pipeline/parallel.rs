@@ -332,7 +332,9 @@ impl Parallel {
                 }
                 match *window {
                     Ok(Some(window)) => {
-                        let pieces: VecDeque<_> = window.pieces(self.piece_bytes).into();
+                        let mut pieces: VecDeque<_> = window.pieces(self.piece_bytes).into();
+                        // However short, it takes its buffers.
+                        pieces.iter_mut().for_each(|(_, bytes)| *bytes = (*bytes).max(PIECE_BYTES_MIN));
                         strand.unscheduled += pieces.iter().map(|(_, bytes)| bytes).sum::<usize>();
                         if !pieces.is_empty() {
                             strand.windows.push_back(PiecesLeft { window: Arc::new(window), pieces });

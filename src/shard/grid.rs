@@ -35,6 +35,8 @@ use crate::shard::separator::Separator;
 
 /// How far is read at first in search of a separator; doubled up to [`STEP_MAX`].
 const STEP_MIN: usize = 16 << 10;
+/// The same in windows that are shorter than that.
+const STEP_LEAST: usize = 1 << 10;
 const STEP_MAX: usize = 1 << 20;
 
 /// Room that is made at once for what is read.
@@ -441,8 +443,11 @@ impl GridReader {
         let separator = self.plan.separator.clone();
         // Where the grid line lies in `bytes`.
         let line = |reader: &Self| grid_line.min(reader.end()).saturating_sub(start);
+        let missing = line(self).saturating_sub(bytes.len() as u64).min(4 << 20) as usize;
+        // What a record of a short window is searched by; a buffer of many times its size would be for nothing.
+        let first_step = missing.clamp(STEP_LEAST, STEP_MIN);
         // Room for the record across the grid line as well, or the buffer would double for it.
-        bytes.reserve_exact((line(self).saturating_sub(bytes.len() as u64)).min(4 << 20) as usize + 2 * STEP_MIN);
+        bytes.reserve_exact(missing + 2 * first_step);
         loop {
             let missing = line(self).saturating_sub(bytes.len() as u64);
             if missing == 0 {
@@ -454,7 +459,7 @@ impl GridReader {
             }
         }
         let mut searched = part;
-        let mut step = STEP_MIN;
+        let mut step = first_step;
         loop {
             let line = usize::try_from(line(self)).unwrap_or(usize::MAX);
             if !separator.overlaps() {

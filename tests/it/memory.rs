@@ -82,6 +82,16 @@ fn many_tiny_shards() {
     check("10,000 shards", &corpus.config_file("lanes = 32\nblock_size = 64\n"), &[], 0);
 }
 
+/// Windows of a few documents, for many epochs: thousands are on their way at a time, and each has buffers that are used again.
+#[test]
+fn many_short_windows() {
+    let corpus = Corpus::new().source("a", Kind::Jsonl, 8, 150, 600, "max_epochs = 100");
+    let head = "lanes = 8\nblock_size = 64\n[shuffle]\nspan = \"8KiB\"\nwindow = \"2KiB\"\n";
+    let config = corpus.config_file(head);
+    check("windows of 2 KiB", &config, &["runtime.threads=1"], 0);
+    check("windows of 2 KiB", &config, &["runtime.threads=2"], 0);
+}
+
 /// 64 lanes of 8 sources, with all the memory and with as little as they need.
 #[test]
 fn many_lanes_and_sources() {
