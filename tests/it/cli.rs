@@ -1,113 +1,11 @@
-//! The command as a user runs it: output, exit status, errors, kills and resumes of a real process.
+//! The command as a user runs it: exit status, errors, kills and resumes of a real process.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
+use crate::command::*;
 use crate::corpus::*;
-
-fn tokenmill() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tokenmill"));
-    command.env_remove("RANK").env_remove("WORLD_SIZE").env_remove("RUST_LOG").stdin(Stdio::null());
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    tokenmill().args(arguments).output().expect("the command starts")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a UTF-8 path")
-}
-
-fn corpus() -> Corpus {
-    Corpus::new().source("web", Kind::JsonlZstd, 2, 400, 400, "weight = 0.7\nmax_epochs = 3").source(
-        "code",
-        Kind::Parquet,
-        3,
-        300,
-        300,
-        "weight = 0.3\nmax_epochs = 3",
-    )
-}
-
-const HEAD: &str = "lanes = 4\nblock_size = 64\nbatch_size = 4\n[shuffle]\nspan = 6000\nwindow = 1500\n";
-
-/// The lines of a JSON-lines output, parsed.
-fn lines(path: &Path) -> Vec<serde_json::Value> {
-    let text = std::fs::read_to_string(path).expect("the output is there");
-    text.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
-}
-
-/// The three formats hold the same blocks, and the report counts them.
-#[test]
-fn formats_and_report_agree() {
-    let corpus = corpus();
-    let config = corpus.config_file(HEAD);
-    let (jsonl, npy, report) = (corpus.path("out.jsonl"), corpus.path("out.npy"), corpus.path("report.json"));
-    let output = run(&["run", text(&config), "--out", text(&jsonl), "--report", text(&report)]);
-    assert!(output.status.success(), "{output:?}");
-    let summary = String::from_utf8_lossy(&output.stderr);
-    assert!(summary.contains("MB/s") && summary.contains("web: ") && summary.contains(text(&jsonl)), "{summary}");
-    let lines = lines(&jsonl);
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(report).expect("the report")).expect("JSON");
-    assert_eq!(report["blocks"], lines.len());
-    let mut ids = Vec::new();
-    for (i, line) in lines.iter().enumerate() {
-        assert_eq!(line["lane"], line["g"].as_u64().expect("a number") % 4, "line {i}");
-        for key in ["input_ids", "segment_ids", "position_ids"] {
-            assert_eq!(line[key].as_array().map(Vec::len), Some(64));
-        }
-        let block = line["input_ids"].as_array().expect("ids");
-        ids.extend(block.iter().flat_map(|id| (id.as_u64().expect("an id") as u32).to_le_bytes()));
-    }
-    assert_eq!(report["digest"], blake3::hash(&ids).to_hex().to_string());
-    for key in [
-        "batches",
-        "tokens",
-        "documents",
-        "text_bytes",
-        "startup_seconds",
-        "seconds",
-        "text_bytes_per_second",
-        "tokens_per_second",
-        "engine",
-        "peak_rss_bytes",
-        "first_batch_seconds",
-    ] {
-        assert!(!report[key].is_null(), "{key}");
-    }
-    assert_eq!(report["sources"]["web"]["epoch"], 2);
-    assert!(run(&["run", text(&config), "--out", text(&npy), "--quiet"]).status.success());
-    let bytes = std::fs::read(&npy).expect("the array");
-    assert_eq!(bytes[128..], ids);
-    assert!(String::from_utf8_lossy(&bytes[..128]).contains(&format!("'shape': ({}, 64)", lines.len())));
-    let parquet = corpus.path("out.parquet");
-    assert!(run(&["run", text(&config), "--out", text(&parquet), "--quiet"]).status.success());
-    let reader = parquet::file::reader::SerializedFileReader::new(std::fs::File::open(parquet).expect("the file"));
-    use parquet::file::reader::FileReader;
-    let rows: Vec<_> =
-        reader.expect("it is Parquet").get_row_iter(None).expect("rows").map(|r| r.expect("a row")).collect();
-    assert_eq!(rows.len(), lines.len());
-    for (column, key) in [(3, "input_ids"), (4, "segment_ids"), (5, "position_ids")] {
-        use parquet::record::{ListAccessor, RowAccessor};
-        let list = rows[5].get_list(column).expect("a list");
-        let ids: Vec<i32> = (0..list.len()).map(|i| list.get_int(i).expect("an id")).collect();
-        assert_eq!(serde_json::json!(ids), lines[5][key]);
-    }
-}
-
-/// Standard output gets the lines and nothing else.
-#[test]
-fn standard_output_is_clean() {
-    let corpus = corpus();
-    let config = corpus.config_file(HEAD);
-    let output = run(&["run", text(&config), "--out", "-", "--batches", "3"]);
-    assert!(output.status.success());
-    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
-    assert_eq!(stdout.lines().count(), 12);
-    assert!(stdout.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
-}
 
 /// Killed with SIGKILL at random moments, three times in a row, then resumed: the file is that of a run never stopped.
 #[cfg(unix)]
@@ -206,23 +104,6 @@ fn killed_for_a_minute() {
     }
     println!("{kills} kills in {runs} runs, {early} before the first checkpoint");
     assert!(kills > 20, "{kills} kills in a minute");
-}
-
-/// No room for the output: the run fails with status 1 and one line that names the file.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_under_the_output() {
-    let corpus = corpus();
-    let config = corpus.config_file(HEAD);
-    for format in ["jsonl", "npy", "parquet"] {
-        let output = run(&["run", text(&config), "--out", "/dev/full", "--format", format, "--quiet"]);
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{format}: {stderr}");
-        assert!(stderr.starts_with("error: write failed: can't write /dev/full\n  because: "), "{format}: {stderr}");
-        assert!(!stderr.contains("panicked"), "{format}: {stderr}");
-    }
-    let output = run(&["run", text(&config), "--quiet", "--batches", "1", "--report", "/dev/full"]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
 /// No room for a checkpoint: the run fails with status 1, and the checkpoint before is whole and can be resumed from.
@@ -504,28 +385,6 @@ fn processes_come_and_go() {
     assert!(lines(&more).is_empty());
 }
 
-/// A removed source's blocks stay in the file that is continued.
-#[test]
-fn a_continued_file_keeps_the_blocks_of_removed_sources() {
-    let corpus = corpus();
-    let config = corpus.config_file(HEAD);
-    let (out, folder) = (corpus.path("out.jsonl"), corpus.path("checkpoints"));
-    let first = ["run", text(&config), "-q", "--out", text(&out), "--checkpoint", text(&folder), "--batches", "9"];
-    assert!(run(&first).status.success());
-    let before = lines(&out);
-    let code = std::fs::read_to_string(&config).expect("the config");
-    let start = code.find("[[source]]\nname = \"code\"").expect("the source");
-    std::fs::write(&config, &code[..start]).expect("the config is written");
-    let more = run(&["run", text(&config), "--out", text(&out), "--resume", text(&folder), "--batches", "3"]);
-    let stderr = String::from_utf8_lossy(&more.stderr).into_owned();
-    assert!(more.status.success(), "{stderr}");
-    assert!(stderr.contains("source removed since the checkpoint"), "{stderr}");
-    let after = lines(&out);
-    assert_eq!(after.len(), before.len() + 12);
-    assert_eq!(after[..before.len()], before);
-    assert!(after[before.len()..].iter().all(|line| line["source"] == "web"));
-}
-
 /// Folders of checkpoints that lack something, or have too much: what is complete wins, what is not is said, and what is
 /// damaged is an error that names lanes and files.
 #[test]
@@ -655,49 +514,6 @@ fn schema_prints() {
     {
         assert!(!schema["properties"][key].is_null(), "{key}");
     }
-}
-
-/// Skipped batches are not in the file, whether the run was stopped before, in or after them, and the report counts them.
-#[test]
-fn skipped_batches_are_left_out_of_the_file() {
-    let corpus = corpus();
-    let config = corpus.config_file(HEAD);
-    let (whole, parts, report) = (corpus.path("whole.npy"), corpus.path("parts.npy"), corpus.path("report.json"));
-    let skip = ["--skip-batches", "10..20", "--skip-batches", "25..26"];
-    let all = [&["run", text(&config), "--quiet", "--out", text(&whole)], &skip[..]].concat();
-    assert!(run(&[&all[..], &["--report", text(&report), "--batches", "40"]].concat()).status.success());
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(report).expect("the report")).expect("JSON");
-    assert_eq!((&report["batches"], &report["step"], &report["skipped_batches"]), (&40.into(), &51.into(), &11.into()));
-    let whole = std::fs::read(whole).expect("the array");
-    assert_eq!(report["digest"], blake3::hash(&whole[128..]).to_hex().to_string());
-    assert_eq!(report["tokens"], (whole.len() - 128) / 4);
-    for stop in ["9", "10", "11", "30"] {
-        let folder = corpus.path(&format!("checkpoints-{stop}"));
-        let _ = std::fs::remove_file(&parts);
-        let part = ["run", text(&config), "--quiet", "--out", text(&parts), "--checkpoint", text(&folder)];
-        let first = [&part[..], &skip, &["--batches", stop, "--checkpoint-every", "4"]].concat();
-        assert!(run(&first).status.success());
-        assert!(folder.join("step-00000012").exists() == (stop != "9" && stop != "10"), "a checkpoint in the range");
-        let rest = (40 - stop.parse::<u64>().expect("a number")).to_string();
-        let resumed = run(&[&part[..], &["--resume", text(&folder), "--batches", &rest], &skip[2..]].concat());
-        let again = run(&[&part[..], &["--resume", text(&folder), "--batches", "0"], &skip].concat());
-        match stop {
-            // The first range had not begun, so nobody is told of it.
-            "9" | "10" => assert!(resumed.status.success()),
-            _ => {
-                assert!(resumed.status.success() && again.status.success(), "{resumed:?} {again:?}");
-                assert!(std::fs::read(&parts).expect("the array") == whole, "stopped after {stop} batches");
-            }
-        }
-    }
-    // From a checkpoint inside of the range, without being told again.
-    let folder = corpus.path("checkpoints-30").join("step-00000012");
-    let part = ["run", text(&config), "--quiet", "--out", text(&parts), "--resume", text(&folder), "--batches", "30"];
-    assert!(run(&[&part[..], &["--skip-batches", "25..26"]].concat()).status.success());
-    assert!(std::fs::read(&parts).expect("the array") == whole);
-    let output = run(&[&part[..], &["--skip-batches", "5..9"]].concat());
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("batch 5 was delivered"), "{output:?}");
 }
 
 /// Both ranks of a finite run end together, by counts that one of them wrote; the file of a resumed one is that of one never stopped.

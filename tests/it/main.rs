@@ -3,6 +3,7 @@
 mod chat;
 mod check;
 mod cli;
+mod command;
 mod configs;
 mod corpus;
 mod damage;
@@ -13,6 +14,7 @@ mod golden;
 mod locate;
 mod memory;
 mod oracle;
+mod outputs;
 mod packing;
 mod properties;
 mod proxy;

@@ -1,5 +1,7 @@
 //! Where checkpoints and outputs go: folders and files of this machine, or `s3://bucket/prefix`.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -7,6 +9,9 @@ use tokenmill::config::Config;
 use tokenmill::error::{Error, ErrorKind, Result};
 use tokenmill::state::{self, Checkpoint, Fingerprint};
 use tokenmill::storage::{Store, Stores, Traffic, scheme};
+
+/// Bytes of a small file, at most.
+const SMALL_MAX: u64 = 1 << 20;
 
 /// The stores of a config, set up when something is not on this machine.
 pub struct Places<'a> {
@@ -98,6 +103,24 @@ impl<'a> Places<'a> {
         }
     }
 
+    /// What a small file holds, if it is there; of a larger one on this machine, its beginning.
+    pub fn read(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        let read = match remote(path) {
+            Some(location) => self.stores()?.read_all(location, SMALL_MAX),
+            None => read_beginning(path).map_err(|error| {
+                let kind = match error.kind() {
+                    std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+                    _ => ErrorKind::Read,
+                };
+                Error::new(kind, format!("can't read {}", path.display())).because(error)
+            }),
+        };
+        match read {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            read => read.map(Some),
+        }
+    }
+
     /// Copies an object to `path`, if it is there.
     pub fn copy(&self, location: &str, path: &Path) -> Result<()> {
         match self.stores()?.copy_to(location, path) {
@@ -105,4 +128,10 @@ impl<'a> Places<'a> {
             copied => copied,
         }
     }
+}
+
+fn read_beginning(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(SMALL_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -12,11 +12,10 @@ use tokenmill::report::Meter;
 use tokenmill::tokenizer::Tokenizer;
 
 use crate::args::{ConfigArguments, EvenMode, RunArguments};
-use crate::output::Output;
+use crate::output::{Begin, From, Output};
 use crate::places::Places;
 use crate::progress::Progress;
 use crate::signals::Signals;
-use crate::sink::Before;
 
 /// Loads the config with the command line's overrides.
 pub fn load_config(arguments: &ConfigArguments, threads: Option<u32>) -> Result<Config> {
@@ -70,15 +69,23 @@ pub fn run(arguments: &RunArguments, started: Instant) -> Result<u8> {
         options.even_counts = Some(Arc::new(counts));
     }
     let mut pipeline = Pipeline::new(plan, tokenizer, options, from.as_ref())?;
-    let before = from.as_ref().map(|from| Before {
-        blocks: pipeline.delivered_blocks(),
-        same_rank: from.world_size == arguments.ranks.world_size,
-    });
-    let mut sink =
-        Output::open(&arguments.out, arguments.format, config.block_size, config.has_masks(), before, &places)?;
+    let (rank, world_size) = (arguments.ranks.rank, arguments.ranks.world_size);
+    let begin = Begin { rank, world_size, blocks_before: pipeline.delivered_blocks() };
+    let goes_on = match &from {
+        None => From::Start,
+        Some(from) if from.world_size == world_size => From::OwnCheckpoint,
+        Some(_) => From::OthersCheckpoint,
+    };
+    let mut sink = Output::open(
+        &arguments.out,
+        arguments.format,
+        config.block_size,
+        config.has_masks(),
+        (goes_on, begin),
+        &places,
+    )?;
     if from.is_none() {
-        // A run that is killed before its first checkpoint can be resumed all the same; the file has to be one by then.
-        sink.sync()?;
+        // A run that is killed before its first checkpoint can be resumed all the same.
         save(arguments, &places, &pipeline)?;
     }
     let mut meter = Meter::new(started, &pipeline);

@@ -1,8 +1,8 @@
 //! Where blocks go: JSON lines, a NumPy array, Parquet, or nowhere.
 //!
 //! Holds: after [`Sink::sync`] every block written is in the file, so a checkpoint taken then never says more than the
-//! file has. A run that goes on from its own checkpoint continues its file: what was written after the checkpoint is cut
-//! off, so the file ends up as that of a run never stopped.
+//! file has. A file that is continued is cut after the blocks to keep, so it ends up as that of a run never stopped.
+//! Does not know: which blocks those are.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -30,22 +30,14 @@ pub enum Sink {
     Parquet { path: PathBuf, writer: Box<SerializedFileWriter<File>>, blocks: Vec<(Block, String)> },
 }
 
-/// Where this call's blocks begin in the run's own output.
-pub struct Before {
-    /// Blocks this rank delivered before.
-    pub blocks: u64,
-    /// Whether the checkpoint is of this rank at this world size, so that its file can be continued.
-    pub same_rank: bool,
-}
-
 impl Sink {
-    /// Opens `out`; `before` is given on a resume; `labels` says whether JSON lines have labels.
+    /// Opens `out`, of which the first `keep` blocks stay if it is to be continued; `labels` says whether JSON lines have labels.
     pub fn open(
         out: &str,
         format: Option<OutFormat>,
         block_size: u32,
         labels: bool,
-        before: Option<Before>,
+        keep: Option<u64>,
     ) -> Result<Sink> {
         let format = match (out, format) {
             ("none", _) => return Ok(Sink::None),
@@ -66,24 +58,13 @@ impl Sink {
             return Ok(Sink::Jsonl { path: None, writer, file: None, labels });
         }
         let path = PathBuf::from(out);
-        if format == OutFormat::Parquet && before.is_some() && path.exists() {
+        if format == OutFormat::Parquet && keep.is_some() {
             return Err(wrong(format!("--out {out}: a Parquet file can't be continued, expected a new file")));
         }
-        let before = match before {
-            Some(before) if path.exists() => {
-                if !before.same_rank {
-                    return Err(wrong(format!(
-                        "--out {out}: the file exists, and the checkpoint is of another rank or world size; expected a new file"
-                    )));
-                }
-                Some(before.blocks)
-            }
-            _ => None,
-        };
         match format {
             OutFormat::Jsonl => {
-                let mut file = open(&path, before.is_some())?;
-                if let Some(blocks) = before {
+                let mut file = open(&path, keep.is_some())?;
+                if let Some(blocks) = keep {
                     cut_lines(&mut file, blocks, &path)?;
                 }
                 let second = file.try_clone().map_err(|e| failed(&path, e))?;
@@ -96,8 +77,8 @@ impl Sink {
             }
             OutFormat::Npy => {
                 let columns = u64::from(block_size);
-                let mut file = open(&path, before.is_some())?;
-                let rows = match before {
+                let mut file = open(&path, keep.is_some())?;
+                let rows = match keep {
                     Some(blocks) => cut_rows(&mut file, blocks, columns, &path)?,
                     None => 0,
                 };
@@ -256,6 +237,10 @@ fn cut_lines(file: &mut File, blocks: u64, path: &Path) -> Result<()> {
 fn cut_rows(file: &mut File, blocks: u64, columns: u64, path: &Path) -> Result<u64> {
     let mut header = [0; npy::HEADER_BYTES];
     let size = file.metadata().map_err(|e| failed(path, e))?.len();
+    if (size, blocks) == (0, 0) {
+        // Made, and stopped before anything was written.
+        return Ok(0);
+    }
     if file.read_exact(&mut header).is_err() || !npy::has_columns(&header, columns) {
         return Err(wrong(format!("--out {}: the file isn't this run's array of {columns} columns", path.display())));
     }
@@ -273,7 +258,7 @@ fn cut_rows(file: &mut File, blocks: u64, columns: u64, path: &Path) -> Result<u
 
 fn shorter(path: &Path, found: u64, expected: u64) -> Error {
     wrong(format!(
-        "--out {}: the file has {found} blocks, expected at least the {expected} delivered up to the checkpoint; name a new file",
+        "--out {}: the file has {found} blocks, expected at least the {expected} that the run gave it up to the checkpoint; name a new file",
         path.display()
     ))
 }
